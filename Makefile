@@ -1,0 +1,44 @@
+# `make` lists what there is. Everything runs in a virtual environment of this folder's own, made on first use.
+VENV ?= .venv
+export VENV
+BIN := $(VENV)/bin
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-dev serve demo test lint format bench-overhead loadtest clean
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
+
+setup:
+	@scripts/setup serve
+
+setup-dev:
+	@scripts/setup dev
+
+serve: setup ## Serve on http://127.0.0.1:8000 (PORT=… for another); Ctrl-C drains and stops
+	@exec $(BIN)/attention serve
+
+demo: setup ## Post a real request and show the weights; starts a service if none runs
+	@$(BIN)/attention demo $(if $(PORT),--url http://127.0.0.1:$(PORT))
+
+test: setup-dev ## Every test
+	@scripts/test-tools
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: setup-dev ## ruff, mypy --strict, import contracts
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+
+format: setup-dev ## Format the code
+	@$(BIN)/ruff format -q .
+	@$(BIN)/ruff check --fix -q .
+
+bench-overhead: setup-dev ## Idle overhead of the service: a lone small request less its compute time
+	@$(BIN)/python -m loadtest.overhead $(ARGS)
+
+loadtest: setup-dev ## Locust against URL=… (default http://127.0.0.1:8000), headless, 30 s
+	@$(BIN)/locust -f loadtest/locustfile.py --headless -u 8 -r 8 -t 30s --host $(or $(URL),http://127.0.0.1:8000) $(ARGS)
+
+clean: ## Remove the virtual environment, caches and exported graphs
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis models/artifacts/*/ test-artifacts
