@@ -1,0 +1,1 @@
+"""The HTTP service around `models`: codecs, batching queue, backends, routes, metrics."""

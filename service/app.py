@@ -1,0 +1,167 @@
+"""The one place where the parts meet: `create_app` makes the ASGI application."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi_swagger import patch_fastapi
+from pydantic import BaseModel, Field
+from pydantic.json_schema import models_json_schema
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+
+from models.errors import AttentionError, FieldError, InvalidInput
+from service.errors import MethodNotAllowed, NotFound
+from service.metrics import package_version
+from service.observe import Application, Exchange, Observe, Receive, Scope, Send
+from service.routes import raw_routes, routers
+from service.routes.base import RawRoute
+from service.routes.pages import static_files
+from service.runtime import Runtime
+from service.settings import Settings
+
+GUARDED = ("/v1/", "/v2/")
+"""Paths that an API key and a rate limit protect; health, metrics and pages are open."""
+
+DESCRIPTION = """Self-attention, served. Post token embeddings, get attention **weights** and **outputs**, and, asked
+for, query, key, value and scores. Errors are `application/problem+json` (RFC 9457); `/problems` explains each type."""
+
+
+class Problem(BaseModel):
+    """An error, RFC 9457."""
+
+    class Place(BaseModel):
+        """One place at fault."""
+
+        pointer: str = Field(description="JSON pointer into the request.")
+        detail: str
+
+    type: str = Field(description="Stable relative URI, explained there.", examples=["/problems/shape-mismatch"])
+    title: str
+    status: int
+    detail: str
+    instance: str = Field(description="The request id.")
+    errors: list[Place] = Field(default=[], description="The fields at fault, where fields are.")
+
+
+class Service:
+    """The ASGI application: access, tensor routes, and FastAPI for the rest, under `Observe`.
+
+    Attributes:
+        runtime: the parts it serves with.
+        api: the FastAPI application.
+    """
+
+    def __init__(self, runtime: Runtime, api: FastAPI, raw: Sequence[RawRoute]) -> None:
+        """Serve `raw` routes straight, everything else by `api`."""
+        self.runtime, self.api = runtime, api
+        self._raw = {route.path: route for route in raw}
+        inner: Application = self._route
+        if origins := runtime.settings.cors_origins:
+            inner = CORSMiddleware(
+                inner,
+                allow_origins=origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+                expose_headers=["X-Request-Id", "Server-Timing", "Retry-After"],
+            )
+        self._observed = Observe(inner, runtime.metrics)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See the ASGI specification."""
+        await self._observed(scope, receive, send)
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.api(scope, receive, send)
+            return
+        exchange: Exchange = scope["exchange"]
+        path = scope["path"]
+        exchange.close = exchange.close or self.runtime.draining
+        route = self._raw.get(path)
+        if route is not None:
+            exchange.route = route.path
+        if path.startswith(GUARDED):
+            self.runtime.access.check(exchange, scope.get("client"))
+        if route is None:
+            await self.api(scope, receive, send)
+            return
+        if scope["method"] not in route.methods:
+            allowed = " or ".join(route.methods)
+            raise MethodNotAllowed(f"{path} takes {allowed}, not {scope['method']}", route.methods)
+        await route(exchange, scope, receive, send)
+
+
+def create_app(settings: Settings, on_fatal: Callable[[AttentionError], None] | None = None) -> Service:
+    """The application. It begins to load its models when its lifespan starts.
+
+    Args:
+        settings: how to serve.
+        on_fatal: called if it turns out not to be able to start.
+    """
+    runtime = Runtime(settings, on_fatal)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        runtime.start()
+        yield
+        await runtime.stop()
+
+    api = FastAPI(
+        title="Self-attention service",
+        version=package_version(),
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
+        responses={"default": {"description": "An error.", "content": {"application/problem+json": {
+            "schema": {"$ref": "#/components/schemas/Problem"}}}}},
+        telemetry={"tracing": False, "metrics": False, "logs": False},
+    )  # fmt: skip
+    for router in routers(runtime):
+        api.include_router(router)
+    api.mount("/static", static_files())
+    patch_fastapi(api, redirect_from_root_to_docs=False)
+    for error in (AttentionError, HTTPException, RequestValidationError, Exception):
+        api.add_exception_handler(error, _leave_to_observe)
+    raw = raw_routes(runtime)
+    _describe(api, raw)
+    return Service(runtime, api, raw)
+
+
+async def _leave_to_observe(request: Request, error: Exception) -> Any:
+    """Every error leaves FastAPI as one of ours; `Observe` writes it."""
+    if isinstance(error, HTTPException):
+        path, method = request.url.path, request.method
+        if error.status_code == 405:
+            allowed = tuple(part.strip() for part in (error.headers or {}).get("Allow", "").split(",") if part.strip())
+            raise MethodNotAllowed(f"{path} takes {' or '.join(allowed)}, not {method}", allowed)
+        raise NotFound(f"there is nothing at {path}; /docs lists what there is")
+    if isinstance(error, RequestValidationError):
+        fields = [
+            FieldError("".join(f"/{part}" for part in fault["loc"][1:]), fault["msg"]) for fault in error.errors()
+        ]
+        raise InvalidInput("; ".join(f"{field.pointer}: {field.detail}" for field in fields), *fields)
+    raise error
+
+
+def _describe(api: FastAPI, raw: Sequence[RawRoute]) -> None:
+    """Let the OpenAPI document tell of raw routes too."""
+    made = api.openapi
+
+    def openapi() -> dict[str, Any]:
+        if api.openapi_schema is None:
+            document = made()
+            models = [model for route in raw for model in route.schemas]
+            keys = [(model, "validation") for model in (Problem, *models)]
+            _, definitions = models_json_schema(keys, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
+            document["components"]["schemas"] |= definitions["$defs"]
+            for route in raw:
+                document["paths"][route.path] = route.describe()
+            api.openapi_schema = document
+        return api.openapi_schema
+
+    api.openapi = openapi  # type: ignore[method-assign]

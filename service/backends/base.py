@@ -1,0 +1,92 @@
+"""What a backend is: it turns a `Batch` into the tensors asked for, and does nothing else."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from models.repository import ModelEntry
+from models.types import F32, Bool, Projections, TensorName
+
+Tensors = Mapping[TensorName, F32]
+"""Tensors of one sequence: per-head ones (h, n, ·), outputs (n, h * value_dim)."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackendInfo:
+    """What an answer was computed with.
+
+    Attributes:
+        name: the backend's name in the registry.
+        device: such as `cpu` or `cuda:0`.
+        provider: what the runtime truly runs on, such as `CPUExecutionProvider` or `torch`.
+        dtype: of the tensors it computes in.
+    """
+
+    name: str
+    device: str
+    provider: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """b sequences of one length n that want the same.
+
+    Attributes:
+        inputs: b arrays (n, embed_dim).
+        masks: b arrays (n, n), True = may attend, or None if every row sees every column it may by `is_causal`.
+        biases: b arrays (1, n, n) or (h, n, n), all alike, or None.
+        is_causal: rows see earlier columns only; never together with `masks`, which then hold causality too.
+        scale: factor of the scores.
+        wanted: tensors to compute, in the order of `TENSOR_NAMES`.
+        projections: the caller's own matrices, for the runner of `Backend.projections`.
+    """
+
+    inputs: tuple[F32, ...]
+    masks: tuple[Bool, ...] | None
+    biases: tuple[F32, ...] | None
+    is_causal: bool
+    scale: float
+    wanted: tuple[TensorName, ...]
+    projections: Projections | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens of each sequence, n."""
+        return len(self.inputs[0])
+
+
+class Runner(Protocol):
+    """One layer, loaded on one backend."""
+
+    @property
+    def batch_tokens(self) -> int:
+        """Tokens up to which a larger batch pays; a batch of one sequence may exceed it."""
+
+    def run(self, batch: Batch) -> list[Tensors]:
+        """Compute one mapping per sequence, with exactly the tensors wanted.
+
+        Called from several threads at once. The numbers for a sequence must not depend on the others in the batch.
+        A row that sees nothing may hold anything: the caller makes it zero.
+        """
+
+    def warm(self) -> None:
+        """Do now what the first request would otherwise wait for."""
+
+
+class Backend(Protocol):
+    """A runtime."""
+
+    @property
+    def info(self) -> BackendInfo:
+        """What it truly runs on."""
+
+    def layer(self, entry: ModelEntry) -> Runner:
+        """Load a layer of the repository.
+
+        Raises:
+            InvalidModel, ArtifactError: if this backend cannot serve it.
+        """
+
+    def projections(self) -> Runner:
+        """A runner of batches that bring their own `projections`: one head, no bias."""

@@ -1,0 +1,471 @@
+"""The queue: work is dispatched the moment a compute slot is free, and batches form while all slots are busy.
+
+One object, used from one thread (the event loop's), owns all state. Compute slots are threads that take a batch and
+give back one verdict per sequence. There is no window and no idle wait: a lone request starts at once.
+"""
+
+import asyncio
+import heapq
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from models.errors import AttentionError
+from service.errors import BackendFailed, ClientGone, DeadlineExceeded, Draining, QueueFull
+from service.messages import Answer
+from service.metrics import Metrics
+from service.packing import Unit, answer, batch_limit, batch_of
+
+log = logging.getLogger(__name__)
+
+Verdict = tuple[Answer, list[int]] | AttentionError
+"""What became of a unit: its answer and the rows that see nothing, or why there is none."""
+
+
+class Timer(Protocol):
+    """A callback that has been put off."""
+
+    def cancel(self) -> None:
+        """Do not call it."""
+
+
+class Clock(Protocol):
+    """Monotonic time, in seconds."""
+
+    def time(self) -> float:
+        """Now."""
+
+    def call_at(self, when: float, callback: Callable[..., object], *args: object) -> Timer:
+        """Call back at `when`, in the thread that owns the batcher."""
+
+
+class LoopClock:
+    """The event loop's timers on the system's monotonic clock: uvloop's own clock ticks in whole milliseconds."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Set timers on `loop`."""
+        self._loop = loop
+
+    def time(self) -> float:
+        """See `Clock.time`."""
+        return time.monotonic()
+
+    def call_at(self, when: float, callback: Callable[..., object], *args: object) -> Timer:
+        """See `Clock.call_at`."""
+        return self._loop.call_later(max(0.0, when - time.monotonic()), callback, *args)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What may be accepted and unanswered at one time, and how large a batch may grow."""
+
+    requests: int
+    sequences: int
+    tokens: int
+    bytes: int
+    batch_sequences: int
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """An accepted request.
+
+    Attributes:
+        future: its verdicts, one per unit in order; or the error that ended it.
+        deadline: when it expires, by the batcher's clock.
+        sequences, tokens, bytes: what it counts against the limits.
+        submitted, started, finished: by the clock; started when a slot began its first unit.
+    """
+
+    future: "asyncio.Future[list[tuple[Answer, list[int]]]]"
+    deadline: float
+    sequences: int
+    tokens: int
+    bytes: int
+    submitted: float
+    started: float = 0.0
+    finished: float = 0.0
+    verdicts: list[tuple[Answer, list[int]] | None] = field(default_factory=list)
+    pending: "list[_Pending]" = field(default_factory=list)
+    waiting: int = 0
+    running: int = 0
+    remaining: int = 0
+    held: bool = True
+    timer: Timer | None = None
+
+    @property
+    def queued(self) -> bool:
+        """Whether some of it still waits for a compute slot."""
+        return self.waiting > 0
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    """A unit in the queue. Its unit is dropped, and its memory with it, as soon as nobody waits for the answer."""
+
+    number: int
+    unit: Unit | None
+    ticket: Ticket
+    index: int
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """A batch on its way through a compute slot."""
+
+    units: list[Unit]
+    pending: list[_Pending]
+    started: float = 0.0
+    finished: float = 0.0
+    verdicts: list[Verdict] = field(default_factory=list)
+    failures: int = 0
+
+
+class Slots(Protocol):
+    """Where batches are computed."""
+
+    @property
+    def count(self) -> int:
+        """How many at the same time."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether every slot still takes work."""
+
+    def start(self, run: Run, done: Callable[[Run], None]) -> None:
+        """Compute, then call `done` in the thread that owns the batcher."""
+
+    def close(self) -> None:
+        """Take no more work."""
+
+
+def compute(units: Sequence[Unit]) -> tuple[list[Verdict], int]:
+    """Run a batch; if that fails, each half by itself, so that only the unit at fault fails.
+
+    Returns:
+        A verdict per unit, and how many runs of the backend failed.
+    """
+    runner = units[0].job.runner
+    try:
+        results = runner.run(batch_of(units))
+        if len(results) != len(units):
+            raise BackendFailed(f"{len(results)} results for {len(units)} sequences")
+    except Exception as error:
+        if len(units) == 1:
+            log.error("a sequence of %d tokens failed", units[0].length, exc_info=error)
+            return [_as_error(error)], 1
+        half = len(units) // 2
+        left, right = compute(units[:half]), compute(units[half:])
+        return left[0] + right[0], left[1] + right[1] + 1
+    verdicts: list[Verdict] = []
+    for unit, tensors in zip(units, results, strict=True):
+        try:
+            verdicts.append(answer(unit, tensors))
+        except Exception as error:  # noqa: BLE001 - as above
+            verdicts.append(_as_error(error))
+    return verdicts, 0
+
+
+def _as_error(error: Exception) -> AttentionError:
+    if isinstance(error, AttentionError):
+        return error
+    return BackendFailed("the computation failed on our side; it has been logged")
+
+
+class ThreadSlots:
+    """Compute slots that are threads of this process: runtimes release the interpreter's lock while they compute."""
+
+    def __init__(self, count: int, loop: asyncio.AbstractEventLoop) -> None:
+        """Start `count` threads that report to `loop`."""
+        self.count = count
+        self._loop = loop
+        self._work: queue.SimpleQueue[tuple[Run, Callable[[Run], None]] | None] = queue.SimpleQueue()
+        self._threads = [threading.Thread(target=self._serve, name=f"compute-{i}", daemon=True) for i in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """See `Slots.alive`."""
+        return all(thread.is_alive() for thread in self._threads)
+
+    def start(self, run: Run, done: Callable[[Run], None]) -> None:
+        """See `Slots.start`."""
+        self._work.put((run, done))
+
+    def close(self) -> None:
+        """See `Slots.close`; what is running goes on to its end."""
+        for _ in self._threads:
+            self._work.put(None)
+
+    def _serve(self) -> None:
+        while (item := self._work.get()) is not None:
+            run, done = item
+            run.started = time.monotonic()
+            try:
+                run.verdicts, run.failures = compute(run.units)
+            except BaseException as error:
+                log.critical("a compute slot survived %r", error, exc_info=error)
+                run.verdicts = [BackendFailed("the computation failed on our side") for _ in run.units]
+            run.finished = time.monotonic()
+            try:
+                self._loop.call_soon_threadsafe(done, run)
+            except RuntimeError:  # the loop is closed: nobody waits any more
+                return
+            del item, run, done  # do not hold a batch's memory while waiting for the next
+
+
+class Batcher:
+    """Admission, order, batches and deadlines.
+
+    Units with one key form a queue, first in, first out. The next batch is always led by the unit that has waited
+    longest of all, joined by those behind it in its own queue: no key can starve another.
+    """
+
+    def __init__(self, slots: Slots, limits: Limits, clock: Clock, metrics: Metrics) -> None:
+        """Serve through `slots`; `clock` is a `LoopClock` outside of tests."""
+        self._slots, self._limits, self._clock, self._metrics = slots, limits, clock, metrics
+        self._queues: dict[tuple[object, ...], deque[_Pending]] = {}
+        self._heads: list[tuple[int, tuple[object, ...]]] = []
+        self._number = 0
+        self._free = slots.count
+        self._draining = False
+        self._running: set[Run] = set()
+        self._tickets: set[Ticket] = set()
+        self._sequences = self._tokens = self._bytes = self._waiting = 0
+        self._token_seconds = 0.0
+        self._idle: asyncio.Event = asyncio.Event()
+        self._idle.set()
+        metrics.watch(metrics.queued, lambda: sum(ticket.queued for ticket in list(self._tickets)))
+        metrics.watch(metrics.queued_sequences, lambda: self._waiting)
+        metrics.watch(metrics.inflight_bytes, lambda: self._bytes)
+        metrics.watch(metrics.inflight_tokens, lambda: self._tokens)
+        metrics.watch(metrics.busy_slots, lambda: slots.count - self._free)
+        metrics.slots.set(slots.count)
+
+    @property
+    def alive(self) -> bool:
+        """Whether work that is submitted will be computed."""
+        return self._slots.alive
+
+    def oldest_run_s(self) -> float:
+        """How long the longest of the running batches has been at it, s; 0 if none runs."""
+        now = self._clock.time()
+        return max((now - run.started for run in self._running if run.started), default=0.0)
+
+    def submit(self, units: Sequence[Unit], size: int, deadline: float) -> Ticket:
+        """Accept a request, all of it or none.
+
+        Args:
+            units: its sequences.
+            size: its bytes in and out.
+            deadline: when its answer is no longer wanted, by the clock.
+
+        Returns:
+            A ticket; await its future, then `release` it when the answer has been sent.
+
+        Raises:
+            Draining: while the service stops.
+            DeadlineExceeded: if the deadline has passed already.
+            QueueFull: if it does not fit beside what is in flight.
+        """
+        now = self._clock.time()
+        if self._draining:
+            self._metrics.rejected.labels("draining").inc()
+            raise Draining("the service is shutting down; try another replica", retry_after_s=1)
+        if now >= deadline:
+            self._metrics.expired.inc()
+            raise DeadlineExceeded("the deadline passed before the request could be queued")
+        tokens = sum(unit.length for unit in units)
+        self._check_room(len(units), tokens, size)
+        ticket = Ticket(asyncio.get_running_loop().create_future(), deadline, len(units), tokens, size, submitted=now)
+        ticket.waiting = ticket.remaining = len(units)
+        ticket.verdicts = [None] * len(units)
+        self._tickets.add(ticket)
+        self._idle.clear()
+        self._sequences += ticket.sequences
+        self._tokens += tokens
+        self._bytes += size
+        self._waiting += len(units)
+        for index, unit in enumerate(units):
+            pending = _Pending(self._number, unit, ticket, index)
+            self._number += 1
+            ticket.pending.append(pending)
+            self._enqueue(pending)
+        self._dispatch()
+        if ticket.remaining:
+            ticket.timer = self._clock.call_at(deadline, self._expire, ticket)
+        return ticket
+
+    def cancel(self, ticket: Ticket, error: AttentionError) -> None:
+        """End a request now, if it has not ended: what is queued is dropped, what runs is not waited for."""
+        if ticket.future.done():
+            return
+        ticket.future.set_exception(error)
+        ticket.future.exception()  # whoever abandoned the request will not ask for it
+        if isinstance(error, ClientGone):
+            self._metrics.cancelled.inc()
+        elif isinstance(error, DeadlineExceeded):
+            self._metrics.expired.inc()
+        self._waiting -= ticket.waiting
+        ticket.waiting = 0
+        self._settle(ticket)
+
+    def release(self, ticket: Ticket) -> None:
+        """Say that the answer has been sent, or is not wanted: its memory no longer counts once nothing of it runs."""
+        self.cancel(ticket, ClientGone("the request was abandoned"))
+        ticket.held = False
+        self._forget(ticket)
+
+    def refuse(self) -> None:
+        """Accept nothing from now on."""
+        self._draining = True
+
+    async def drain(self) -> None:
+        """Refuse new work, and wait until all that was accepted has been answered and released."""
+        self.refuse()
+        await self._idle.wait()
+
+    def close(self) -> None:
+        """Stop the compute slots, and end whatever is still waiting."""
+        self.refuse()
+        for ticket in list(self._tickets):
+            self.cancel(ticket, Draining("the service has stopped", retry_after_s=1))
+        self._slots.close()
+
+    def _check_room(self, sequences: int, tokens: int, size: int) -> None:
+        limits = self._limits
+        for unit, used, more, most in (
+            ("requests", len(self._tickets), 1, limits.requests),
+            ("sequences", self._sequences, sequences, limits.sequences),
+            ("tokens", self._tokens, tokens, limits.tokens),
+            ("bytes", self._bytes, size, limits.bytes),
+        ):
+            if used + more > most:
+                self._metrics.rejected.labels(unit).inc()
+                raise QueueFull(
+                    f"{used} {unit} are in flight and {more} more would pass the limit of {most}",
+                    retry_after_s=self._retry_after_s(),
+                )
+
+    def _retry_after_s(self) -> float:
+        """The time the work in flight will take, by the pace so far; 1 to 30 s."""
+        return min(30.0, max(1.0, self._tokens * self._token_seconds / self._slots.count))
+
+    def _enqueue(self, pending: _Pending) -> None:
+        assert pending.unit is not None
+        key = pending.unit.key()
+        waiting = self._queues.get(key)
+        if waiting is None:
+            self._queues[key] = deque((pending,))
+            heapq.heappush(self._heads, (pending.number, key))
+        else:
+            waiting.append(pending)
+
+    def _dispatch(self) -> None:
+        """Start batches while there are free slots and work."""
+        while self._free and self._heads:
+            batch = self._next_batch()
+            if not batch:
+                continue
+            for pending in batch:
+                pending.ticket.waiting -= 1
+                pending.ticket.running += 1
+            self._waiting -= len(batch)
+            run = Run([p.unit for p in batch if p.unit is not None], batch)
+            self._free -= 1
+            self._running.add(run)
+            self._slots.start(run, self._done)
+
+    def _next_batch(self) -> list[_Pending]:
+        """Take the oldest unit of all and those of its key that fit beside it; empty if they are all abandoned."""
+        _, key = heapq.heappop(self._heads)
+        waiting = self._queues[key]
+        batch: list[_Pending] = []
+        limit = 1
+        now = self._clock.time()
+        while waiting and len(batch) < limit:
+            pending = waiting.popleft()
+            if pending.unit is None:
+                continue
+            if pending.ticket.deadline <= now:  # the timer will say so; until then, do not compute
+                self._expire(pending.ticket)
+                continue
+            if not batch:
+                limit = batch_limit(pending.unit, self._limits.batch_sequences)
+            batch.append(pending)
+        if waiting:
+            heapq.heappush(self._heads, (waiting[0].number, key))
+        else:
+            del self._queues[key]
+        return batch
+
+    def _done(self, run: Run) -> None:
+        """A slot is free again. Called by the slots; must not fail, so each waiter is guarded by itself."""
+        self._free += 1
+        self._running.discard(run)
+        try:
+            self._measure(run)
+        except Exception:
+            log.exception("a batch could not be measured")
+        for pending, verdict in zip(run.pending, run.verdicts, strict=True):
+            try:
+                self._deliver(pending, verdict, run)
+            except Exception:
+                log.exception("a verdict could not be delivered")
+        self._dispatch()
+
+    def _measure(self, run: Run) -> None:
+        backend, tokens = run.units[0].job.backend, sum(unit.length for unit in run.units)
+        self._metrics.batch_sequences.labels(backend).observe(len(run.units))
+        self._metrics.batch_tokens.labels(backend).observe(tokens)
+        if run.failures:
+            self._metrics.batch_failures.labels(backend).inc(run.failures)
+        pace = (run.finished - run.started) / tokens
+        self._token_seconds = pace if not self._token_seconds else 0.9 * self._token_seconds + 0.1 * pace
+
+    def _deliver(self, pending: _Pending, verdict: Verdict, run: Run) -> None:
+        ticket = pending.ticket
+        pending.unit = None
+        ticket.running -= 1
+        ticket.remaining -= 1
+        if not ticket.future.done():
+            ticket.started = min(ticket.started, run.started) if ticket.started else run.started
+            ticket.finished = max(ticket.finished, run.finished)
+            if isinstance(verdict, AttentionError):
+                self.cancel(ticket, verdict)
+            else:
+                ticket.verdicts[pending.index] = verdict
+                if not ticket.remaining:
+                    ticket.future.set_result([v for v in ticket.verdicts if v is not None])
+                    self._settle(ticket)
+        self._forget(ticket)
+
+    def _expire(self, ticket: Ticket) -> None:
+        waited = self._clock.time() - ticket.submitted
+        state = "was still queued" if ticket.queued else "was being computed"
+        self.cancel(ticket, DeadlineExceeded(f"not done in time: after {waited * 1e3:.0f} ms the request {state}"))
+
+    def _settle(self, ticket: Ticket) -> None:
+        """The request has its result or its error."""
+        for pending in ticket.pending:
+            pending.unit = None
+        ticket.pending, ticket.verdicts = [], []
+        if ticket.timer is not None:
+            ticket.timer.cancel()
+            ticket.timer = None
+
+    def _forget(self, ticket: Ticket) -> None:
+        if ticket.held or ticket.running or ticket not in self._tickets:
+            return
+        self._tickets.remove(ticket)
+        self._sequences -= ticket.sequences
+        self._tokens -= ticket.tokens
+        self._bytes -= ticket.bytes
+        if not self._tickets:
+            self._idle.set()

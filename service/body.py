@@ -1,0 +1,192 @@
+"""Bodies in and out of the wire: limits, deadlines, content encodings."""
+
+import asyncio
+import time
+import zlib
+from collections.abc import Iterator
+
+import zstandard
+from isal import igzip, isal_zlib
+
+from service.errors import (
+    ClientGone,
+    ClientTimeout,
+    DeadlineExceeded,
+    QueueFull,
+    TooLarge,
+    Unparsable,
+    UnsupportedMediaType,
+)
+from service.metrics import Metrics
+from service.observe import Exchange, Receive
+from service.settings import MIB, Settings
+
+CODINGS = ("gzip", "zstd")
+"""Content codings read and written."""
+
+WORTH_COMPRESSING = 1_400
+"""Bytes below which an answer fits one packet anyway."""
+
+THREAD_FROM = 1 << 16
+"""Bytes from which compressing takes longer than handing the work to a thread."""
+
+CHUNK = 1 << 20
+
+ZSTD_STEP = 256
+"""Coded bytes decoded in one step: a block of 4 may hold 128 KiB, so this many never hold more than 8 MiB."""
+
+
+class Intake:
+    """Reads request bodies; all those being read at one time share one allowance of memory."""
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        """Limits come from `settings`."""
+        self._most = settings.max_body_mib * MIB
+        self._together = settings.max_inflight_mib * MIB
+        self._timeout_s = settings.body_timeout_s
+        self._metrics = metrics
+        self._held = 0
+
+    async def read(self, exchange: Exchange, receive: Receive, deadline: float) -> bytes:
+        """The whole body, decompressed.
+
+        Args:
+            exchange: the request; its headers say how long and how encoded the body is.
+            receive: of the ASGI server.
+            deadline: of the request, by `time.monotonic`.
+
+        Raises:
+            TooLarge: as soon as more has come than is allowed, counted after decompression.
+            UnsupportedMediaType: if the content coding is not read here.
+            Unparsable: if the body is not in the coding it claims.
+            ClientTimeout: if it does not come in time.
+            DeadlineExceeded: if the request's own deadline passes first.
+            ClientGone: if the client leaves.
+            QueueFull: if too much is being read already.
+        """
+        coding = exchange.header(b"content-encoding").strip().lower()
+        if coding not in ("", "identity", *CODINGS):
+            raise UnsupportedMediaType(f"nobody here reads the coding {coding!r}; send {' or '.join(CODINGS)}, or none")
+        length = exchange.header(b"content-length")
+        if length.isdecimal() and int(length) > self._most:
+            exchange.close = True  # the rest of the body will not be read
+            raise self._too_large()
+        raw = await self._receive(exchange, receive, deadline)
+        if coding not in CODINGS:
+            return raw
+        pieces = _gunzip(raw) if coding == "gzip" else _unzstd(raw)
+        if len(raw) < THREAD_FROM:
+            return self._expanded(pieces)
+        return await asyncio.to_thread(self._expanded, pieces)
+
+    async def _receive(self, exchange: Exchange, receive: Receive, deadline: float) -> bytes:
+        give_up = min(deadline, exchange.arrived + self._timeout_s)
+        chunks: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(give_up - time.monotonic()):
+                more = True
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone("the client left while sending its body")
+                    more = message.get("more_body", False)
+                    chunk: bytes = message.get("body", b"")
+                    size += len(chunk)
+                    self._held += len(chunk)
+                    self._check(size, exchange)
+                    chunks.append(chunk)
+        except TimeoutError:
+            exchange.close = True
+            if give_up == deadline:
+                raise DeadlineExceeded(f"the deadline passed with {size} bytes of the body received") from None
+            raise ClientTimeout(f"the body did not come within {self._timeout_s:g} s; {size} bytes did") from None
+        finally:
+            self._held -= size
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def _check(self, size: int, exchange: Exchange) -> None:
+        if size > self._most:
+            exchange.close = True
+            raise self._too_large()
+        if self._held > self._together:
+            exchange.close = True
+            self._metrics.rejected.labels("bytes").inc()
+            raise QueueFull(f"more than {self._together // MIB} MiB of requests are being received")
+
+    def _expanded(self, pieces: Iterator[bytes]) -> bytes:
+        """All pieces, unless they are more than is allowed: then no more are made."""
+        found: list[bytes] = []
+        size = 0
+        for piece in pieces:
+            size += len(piece)
+            if size > self._most:
+                raise self._too_large()
+            found.append(piece)
+        return b"".join(found)
+
+    def _too_large(self) -> TooLarge:
+        self._metrics.rejected.labels("body").inc()
+        return TooLarge(
+            f"the body is larger than {self._most // MIB} MiB after decompression; send fewer tokens at a time, or a "
+            "binary format (application/x-safetensors)"
+        )
+
+
+def _gunzip(raw: bytes) -> Iterator[bytes]:
+    """The decoded body, `CHUNK` bytes at a time."""
+    stream = isal_zlib.decompressobj(wbits=31)
+    while not stream.eof:
+        try:
+            piece = stream.decompress(raw, CHUNK)
+        except zlib.error as error:  # isal raises the standard library's
+            raise Unparsable(f"the body is not gzip: {error}") from error
+        raw = stream.unconsumed_tail
+        if piece:
+            yield piece
+        elif not raw and not stream.eof:
+            raise Unparsable("the body ends before its gzip stream does")
+    if raw or stream.unused_data:
+        raise Unparsable("bytes follow the end of the gzip stream")
+
+
+def _unzstd(raw: bytes) -> Iterator[bytes]:
+    """The decoded body, what `ZSTD_STEP` coded bytes give at a time."""
+    # A frame may ask for a window of gigabytes; 8 MiB is what the format's own document recommends to allow.
+    stream = zstandard.ZstdDecompressor(max_window_size=8 * MIB).decompressobj()
+    for start in range(0, len(raw), ZSTD_STEP):
+        if stream.eof:
+            raise Unparsable("bytes follow the end of the zstd frame")
+        try:
+            if piece := stream.decompress(raw[start : start + ZSTD_STEP]):
+                yield piece
+        except zstandard.ZstdError as error:
+            raise Unparsable(f"the body is not zstd: {error}") from error
+    if not stream.eof:
+        raise Unparsable("the body ends before its zstd frame does")
+    if stream.unused_data:
+        raise Unparsable("bytes follow the end of the zstd frame")
+
+
+def answer_coding(accept_encoding: str) -> str:
+    """The coding an answer may be compressed with: zstd before gzip, empty for none."""
+    accepted = set()
+    for part in accept_encoding.lower().split(","):
+        name, _, quality = part.partition(";")
+        if quality.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000"):
+            accepted.add(name.strip())
+    return next((coding for coding in ("zstd", "gzip") if coding in accepted), "")
+
+
+async def compress(body: bytes, coding: str) -> bytes:
+    """`body` in a coding, at the level that costs least; in a thread where it takes long."""
+    squeeze = _gzip if coding == "gzip" else _zstd
+    return squeeze(body) if len(body) < THREAD_FROM else await asyncio.to_thread(squeeze, body)
+
+
+def _gzip(body: bytes) -> bytes:
+    return igzip.compress(body, compresslevel=1, mtime=0)
+
+
+def _zstd(body: bytes) -> bytes:
+    return zstandard.ZstdCompressor(level=1).compress(body)

@@ -1,0 +1,148 @@
+"""The layers being served: each loaded on every backend and compared before anyone may ask for it."""
+
+import difflib
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from models import repository
+from models.errors import ArtifactError, InvalidModel
+from models.repository import BrokenEntry, ModelEntry
+from models.types import Projections
+from service import parity
+from service.backends import BACKENDS, open_backend
+from service.backends.base import Backend, Runner
+from service.devices import Device, choose_device
+from service.errors import ConfigurationError, NotFound
+from service.metrics import Metrics
+from service.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A layer on every backend.
+
+    Attributes:
+        entry: its spec and numbers.
+        runners: by backend name.
+        parity: largest relative difference by pair of backends, as measured at load.
+    """
+
+    entry: ModelEntry
+    runners: Mapping[str, Runner]
+    parity: Mapping[str, float]
+
+
+@dataclass(slots=True)
+class Catalog:
+    """Every layer by name and version.
+
+    Attributes:
+        device: what was chosen.
+        backends: the opened runtimes, by name.
+        models: by name, then by version, oldest first.
+        projections: runners of requests that bring their own matrices, by backend name.
+        broken: folders of the repository that cannot be served, and why.
+        failures: layers whose backends disagree; while there is one, the service is not ready.
+    """
+
+    device: Device
+    backends: dict[str, Backend]
+    models: dict[str, dict[str, LoadedModel]] = field(default_factory=dict)
+    projections: dict[str, Runner] = field(default_factory=dict)
+    broken: list[BrokenEntry] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    def find(self, name: str) -> LoadedModel:
+        """The layer called `name` (its newest version) or `name@version`.
+
+        Raises:
+            NotFound: naming what there is.
+        """
+        base, _, version = name.partition("@")
+        versions = self.models.get(base)
+        if versions is None:
+            near = difflib.get_close_matches(base, self.models, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(self.models))}"
+            raise NotFound.at("/model", f"there is no model {base!r}; {hint}")
+        if version and version not in versions:
+            raise NotFound.at("/model", f"{base!r} has no version {version!r}; it has {', '.join(versions)}")
+        return versions[version] if version else next(reversed(versions.values()))
+
+
+def load_catalog(settings: Settings, metrics: Metrics) -> Catalog:
+    """Open every backend, load every layer, compare. Takes seconds: the first start of a layer exports its graph.
+
+    Raises:
+        ConfigurationError: if the device does not work, the repository is no folder, or the default model is missing.
+    """
+    device = choose_device(settings.device)
+    if device.note:
+        log.info("computing on %s: %s", device, device.note)
+    backends = {name: open_backend(name, device, settings) for name in BACKENDS}
+    for backend in backends.values():
+        info = backend.info
+        metrics.backend_info.labels(info.name, info.device, info.provider, info.dtype).set(1)
+    catalog = Catalog(device, backends)
+    entries = repository.builtin()
+    if settings.model_repository is not None:
+        try:
+            own, catalog.broken = repository.scan(settings.model_repository)
+        except InvalidModel as error:
+            raise ConfigurationError(f"ATTENTION_MODEL_REPOSITORY: {error}") from error
+        mine = {entry.spec.id for entry in own}
+        entries = [entry for entry in entries if entry.spec.id not in mine] + own
+    for entry in sorted(entries, key=lambda e: (e.spec.name, _natural(e.spec.version))):
+        _load(catalog, entry, metrics)
+    _load_projections(catalog, metrics)
+    for broken in catalog.broken:
+        log.warning("model repository: %s is not served: %s", broken.origin, broken.reason)
+    try:
+        catalog.find(settings.default_model)
+    except NotFound as error:
+        raise ConfigurationError(f"ATTENTION_DEFAULT_MODEL={settings.default_model}: {error}") from error
+    return catalog
+
+
+def _natural(version: str) -> list[tuple[int, str]]:
+    """Sort key in which 10 follows 9."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", version) if part]
+
+
+def _load(catalog: Catalog, entry: ModelEntry, metrics: Metrics) -> None:
+    spec = entry.spec
+    layer = parity.Layer(spec.embed_dim, spec.num_heads, spec.effective_scale)
+    try:
+        runners = {name: backend.layer(entry) for name, backend in catalog.backends.items()}
+        differences = parity.check(layer, runners)
+    except (InvalidModel, ArtifactError) as error:
+        catalog.broken.append(BrokenEntry(entry.origin, str(error)))
+        return
+    except Exception as error:  # noqa: BLE001 - a runtime that cannot compute the check cannot serve either
+        log.error("%s: %s", spec.id, error)
+        catalog.failures.append(f"{spec.id}: {error}")
+        return
+    for runner in runners.values():
+        runner.warm()
+    for pair, difference in differences.items():
+        metrics.parity.labels(spec.name, spec.version, pair).set(difference)
+    catalog.models.setdefault(spec.name, {})[spec.version] = LoadedModel(entry, runners, differences)
+
+
+def _load_projections(catalog: Catalog, metrics: Metrics) -> None:
+    random = np.random.default_rng(0)
+    shapes = ((7, 5), (7, 5), (7, 3))
+    query, key, value = (random.standard_normal(shape).astype(np.float32) for shape in shapes)
+    layer = parity.Layer(7, 1, 5**-0.5, Projections(query, key, value))
+    catalog.projections = {name: backend.projections() for name, backend in catalog.backends.items()}
+    try:
+        for pair, difference in parity.check(layer, catalog.projections).items():
+            metrics.parity.labels("projections", "", pair).set(difference)
+    except Exception as error:  # noqa: BLE001 - as above
+        log.error("projections: %s", error)
+        catalog.failures.append(f"projections: {error}")

@@ -1,0 +1,249 @@
+"""What a codec is, and the checks that every one of them owes the queue.
+
+bytes ──decode──> AttentionInput: finite float32, shapes consistent. AttentionOutput ──encode──> bytes. Pure: no
+clock, no I/O.
+"""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Protocol
+from urllib.parse import parse_qsl
+
+import numpy as np
+from pydantic import ValidationError
+
+from models.errors import InvalidInput, NonFinite, ShapeMismatch
+from models.types import F32, Array, Bool, Projections, SequenceInput
+from service.errors import ConflictingFields, InvalidOption, UnknownField, Unparsable
+from service.messages import AttentionInput, AttentionOutput, Form, Options
+
+OPTION_NAMES = tuple(field.alias or name for name, field in Options.model_fields.items())
+"""The small fields, as callers spell them."""
+
+TENSOR_FIELDS = ("inputs", "attn_mask", "attn_bias", "projections")
+"""The fields that hold tensors."""
+
+PROJECTION_NAMES = ("query", "key", "value")
+
+FLOATS: dict[str, np.dtype[Any]] = {"float16": np.dtype("<f2"), "float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
+"""Dtypes a tensor may come in; all are computed in float32."""
+
+
+class Decoder(Protocol):
+    """Reads requests of one media type."""
+
+    media_type: str
+
+    def decode(self, body: bytes, query: str) -> AttentionInput:
+        """The request in `body` with the options of the query string.
+
+        Raises:
+            Unparsable: if the body is not what the media type says.
+            InvalidInput: if it is, but means something that cannot be computed; the error names the place.
+        """
+
+
+class Encoder(Protocol):
+    """Writes answers of one media type."""
+
+    media_type: str
+
+    def encode(self, output: AttentionOutput) -> bytes:
+        """The answer's bytes."""
+
+
+class WrongType(InvalidInput):
+    """A value is of the wrong JSON or tensor type."""
+
+    code = "wrong-type"
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """A hint for an unknown name."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+
+
+@lru_cache(maxsize=1024)
+def query_options(query: str) -> Options:
+    """The options of a query string.
+
+    Raises:
+        InvalidInput: if a parameter is unknown, has a value it cannot have, or comes twice with different values.
+    """
+    found: dict[str, str] = {}
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query), errors="strict")
+    except ValueError as error:
+        raise Unparsable(f"the query string cannot be read: {error}") from error
+    for name, value in pairs:
+        if found.setdefault(name, value) != value:
+            raise ConflictingFields.at(f"/{name}", f"given twice in the query string: {found[name]!r} and {value!r}")
+    return options(found, strict=False)
+
+
+def options(fields: Mapping[str, object], *, strict: bool) -> Options:
+    """Options from named values: strictly typed ones of a JSON body, or the strings of a query string.
+
+    Raises:
+        UnknownField: with the nearest known name.
+        InvalidOption: with the value and what would be right.
+    """
+    for name in fields:
+        if name not in OPTION_NAMES:
+            raise UnknownField.at(f"/{name}", f"no such parameter; {nearest(name, OPTION_NAMES)}")
+    try:
+        return Options.model_validate(fields, strict=strict)
+    except ValidationError as error:
+        first = error.errors()[0]
+        pointer = "".join(f"/{part}" for part in first["loc"])
+        raise InvalidOption.at(pointer, f"{first['msg']}, got {first['input']!r}") from error
+
+
+def merged(body: Options, query: Options) -> Options:
+    """The options of a body and of the query string together.
+
+    Raises:
+        ConflictingFields: if both give one, differently.
+    """
+    if not query.model_fields_set:
+        return body
+    for name in body.model_fields_set & query.model_fields_set:
+        mine, theirs = getattr(body, name), getattr(query, name)
+        if mine != theirs:
+            label = Options.model_fields[name].alias or name
+            raise ConflictingFields.at(f"/{label}", f"the body says {mine!r}, the query string {theirs!r}")
+    return body.model_copy(update={name: getattr(query, name) for name in query.model_fields_set})
+
+
+def float32(array: Array, pointer: str) -> F32:
+    """The array as C-contiguous, aligned float32.
+
+    Args:
+        array: float16, float32 or float64, any shape.
+        pointer: where it stands in the request.
+
+    Raises:
+        NonFinite: with the path of the first element that is NaN, infinite, or too large for float32.
+    """
+    with np.errstate(over="ignore"):
+        result: F32 = np.require(array, np.float32, ["C", "A"])
+    if not np.isfinite(result).all():
+        at = tuple(int(i) for i in np.argwhere(~np.isfinite(result))[0])
+        where, value = "".join(f"/{i}" for i in at), float(array[at])
+        fault = f"{value!r} is too large for float32" if np.isfinite(value) else f"{value!r} is not a finite number"
+        raise NonFinite.at(f"{pointer}{where}", fault)
+    return result
+
+
+def assemble(
+    inputs: Sequence[F32],
+    masks: Sequence[Bool | None],
+    biases: Sequence[F32 | None],
+    form: Form,
+    chosen: Options,
+    projections: Projections | None,
+) -> AttentionInput:
+    """A request whose tensors fit one another.
+
+    Args:
+        inputs: one array per sequence.
+        masks: one per sequence, or empty if the request has none.
+        biases: likewise.
+        form: how the caller nested them.
+        chosen: the options.
+        projections: the caller's own matrices.
+
+    Raises:
+        ShapeMismatch: naming the tensor, its shape and the shape it must have.
+        ConflictingFields: if the request names a model and brings projections.
+    """
+    if projections is not None and chosen.model is not None:
+        raise ConflictingFields.at("/projections", "give `model` or `projections`, not both")
+    if not inputs:
+        raise ShapeMismatch.at("/inputs", "there are no sequences; at least one is needed")
+    for name, given in (("attn_mask", masks), ("attn_bias", biases)):
+        if given and len(given) != len(inputs):
+            raise ShapeMismatch.at(f"/{name}", f"{len(given)} of them for {len(inputs)} sequences; give one for each")
+    sequences = []
+    for i, x in enumerate(inputs):
+        suffix = "" if form == "one" else f"/{i}"
+        _check_inputs(x, f"/inputs{suffix}")
+        mask, bias = masks[i] if masks else None, biases[i] if biases else None
+        n = len(x)
+        if mask is not None and mask.shape != (n, n):
+            raise ShapeMismatch.at(f"/attn_mask{suffix}", f"its shape is {_shape(mask)}, expected [{n}, {n}]")
+        if bias is not None and (bias.ndim not in (2, 3) or bias.shape[-2:] != (n, n) or not len(bias)):
+            expected = f"[{n}, {n}] or [heads, {n}, {n}]"
+            raise ShapeMismatch.at(f"/attn_bias{suffix}", f"its shape is {_shape(bias)}, expected {expected}")
+        sequences.append(SequenceInput(x, mask, bias))
+    if projections is not None:
+        _check_projections(projections)
+    return AttentionInput(tuple(sequences), form, chosen, projections)
+
+
+def _check_inputs(x: F32, pointer: str) -> None:
+    if x.ndim != 2:
+        raise ShapeMismatch.at(pointer, f"its shape is {_shape(x)}, expected [tokens, embed_dim]")
+    if not len(x):
+        raise ShapeMismatch.at(pointer, "the sequence has no tokens; at least one is needed")
+    if not x.shape[1]:
+        raise ShapeMismatch.at(f"{pointer}/0", "the embedding has no numbers")
+
+
+def _check_projections(given: Projections) -> None:
+    for name in PROJECTION_NAMES:
+        matrix = getattr(given, name)
+        if matrix.ndim != 2 or not matrix.size:
+            raise ShapeMismatch.at(f"/projections/{name}", f"its shape is {_shape(matrix)}, expected [d, columns]")
+        if len(matrix) != len(given.query):
+            raise ShapeMismatch.at(
+                f"/projections/{name}", f"it has {len(matrix)} rows, but query has {len(given.query)}"
+            )
+    if given.key.shape != given.query.shape:
+        raise ShapeMismatch.at(
+            "/projections/key", f"its shape is {_shape(given.key)}, but query's is {_shape(given.query)}"
+        )
+
+
+def _shape(array: Array) -> str:
+    return str(list(array.shape))
+
+
+def metadata(output: AttentionOutput) -> dict[str, Any]:
+    """What every answer says beside its tensors, ready for JSON."""
+    name, version = output.model
+    info = output.backend
+    found: dict[str, Any] = {
+        "model": {"name": name, "version": version},
+        "backend": {"name": info.name, "device": info.device, "provider": info.provider, "dtype": info.dtype},
+    }
+    if any(output.fully_masked_rows):
+        rows = output.fully_masked_rows
+        found["fully_masked_rows"] = rows[0] if output.form == "one" else rows
+    return found
+
+
+def flat_tensors(output: AttentionOutput) -> dict[str, Array]:
+    """The answer's tensors as binary formats name them.
+
+    One sequence: `outputs`, …; one array of sequences: the same, stacked; a list: `outputs.0`, `outputs.1`, …. Sparse
+    weights are two tensors, `weights.indices` and `weights.values`.
+    """
+    parts = [_named(answer) for answer in output.answers]
+    if output.form == "one":
+        return parts[0]
+    if output.form == "stack":
+        return {name: np.stack([part[name] for part in parts]) for name in parts[0]}
+    return {f"{name}.{i}": array for i, part in enumerate(parts) for name, array in part.items()}
+
+
+def _named(answer: Mapping[str, Any]) -> dict[str, Array]:
+    found: dict[str, Array] = {}
+    for name, value in answer.items():
+        if isinstance(value, np.ndarray):
+            found[name] = value
+        else:
+            found[f"{name}.indices"], found[f"{name}.values"] = value.indices, value.values
+    return found

@@ -1,0 +1,405 @@
+"""JSON: numbers or base64 tensor objects. Numbers go from text to an array without becoming Python objects.
+
+`decode` takes the fast way, simdjson straight into buffers, and leaves it at the first thing that is not plain: the
+slow way then reads the same body again with the standard library, either to find the exact place and say what is wrong
+there, or because the body is fine but unusual.
+"""
+
+import binascii
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import orjson
+import simdjson
+
+from models.errors import InvalidInput, ShapeMismatch
+from models.types import F32, F64, Array, Bool, Projections
+from service.codecs.base import (
+    FLOATS,
+    OPTION_NAMES,
+    PROJECTION_NAMES,
+    TENSOR_FIELDS,
+    WrongType,
+    assemble,
+    float32,
+    merged,
+    metadata,
+    nearest,
+    options,
+    query_options,
+)
+from service.errors import ConflictingFields, UnknownField, Unparsable
+from service.messages import AttentionInput, AttentionOutput, Form, Options, TopK
+
+FIELDS = (*TENSOR_FIELDS, *OPTION_NAMES)
+TENSOR_OBJECT = ("shape", "dtype", "data")
+BOOLEANS: dict[str, np.dtype[Any]] = {"bool": np.dtype(np.bool_)}
+
+
+class _Unusual(Exception):
+    """The fast way does not apply."""
+
+
+class JsonCodec:
+    """`application/json`, both ways."""
+
+    media_type = "application/json"
+
+    def decode(self, body: bytes, query: str) -> AttentionInput:
+        """See `Decoder.decode`."""
+        fields = _fast_fields(body)
+        if fields is None:
+            fields = _slow_fields(body)
+        return _request(fields, query)
+
+    def encode(self, output: AttentionOutput) -> bytes:
+        """See `Encoder.encode`. Masked scores are `null`; float32 are written with the fewest digits that keep them."""
+        write = _tensor_object if output.encoding == "base64" else _numbers
+        found: dict[str, Any] = {}
+        for name in output.answers[0]:
+            values = [answer[name] for answer in output.answers]
+            if output.form == "one":
+                found[name] = write(values[0])
+            elif output.form == "stack" and output.encoding == "base64":
+                found[name] = write(_stacked(values))
+            else:
+                found[name] = [write(value) for value in values]
+        return orjson.dumps(found | metadata(output), option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+# ---- answers
+
+
+def _numbers(value: Array | TopK) -> Any:
+    return {"indices": value.indices, "values": value.values} if isinstance(value, TopK) else value
+
+
+def _tensor_object(value: Array | TopK) -> dict[str, Any]:
+    if isinstance(value, TopK):
+        return {"indices": _tensor_object(value.indices), "values": _tensor_object(value.values)}
+    data = binascii.b2a_base64(np.ascontiguousarray(value).data, newline=False).decode("ascii")
+    return {"shape": list(value.shape), "dtype": str(value.dtype), "data": data}
+
+
+def _stacked(values: list[Array | TopK]) -> Array | TopK:
+    tensors = [value for value in values if not isinstance(value, TopK)]
+    if tensors:
+        return np.stack(tensors)
+    sparse = [value for value in values if isinstance(value, TopK)]
+    return TopK(np.stack([v.indices for v in sparse]), np.stack([v.values for v in sparse]))
+
+
+# ---- the fast way
+
+
+def _fast_fields(body: bytes) -> dict[str, Any] | None:
+    """The body's fields with plain number arrays made into arrays, or None where something is not plain."""
+    try:
+        document = simdjson.Parser().parse(body)
+        if not isinstance(document, simdjson.Object):
+            return None
+        names = list(document.keys())
+        if len(set(names)) != len(names):
+            return None
+        arrays = _Brackets()
+        fields = {name: _fast_value(name, document[name], arrays) for name in names}
+    except (ValueError, TypeError, RuntimeError, _Unusual):
+        return None
+    # A row such as [1, [2]] would have been flattened unseen: then there are more brackets than arrays were found.
+    return fields if body.count(b"[") == arrays.found else None
+
+
+class _Brackets:
+    """How many JSON arrays the fast way has accounted for."""
+
+    found = 0
+
+
+def _fast_value(name: str, value: Any, arrays: _Brackets) -> Any:
+    if name == "projections" and isinstance(value, simdjson.Object):
+        return {key: _fast_value("matrix", value[key], arrays) for key in _unique(value)}
+    if isinstance(value, simdjson.Object):
+        return _plain(value.as_dict(), arrays)
+    if not isinstance(value, simdjson.Array):
+        return value
+    if name not in ("inputs", "attn_bias", "matrix"):
+        return _plain(value.as_list(), arrays)
+    if not len(value):
+        raise _Unusual
+    if isinstance(value[0], simdjson.Object):
+        return _plain(value.as_list(), arrays)
+    depth = _depth(value)
+    if depth == 2:
+        return _fast_matrix(value, arrays)
+    if depth == 3:
+        arrays.found += 1
+        return [_fast_matrix(item, arrays) for item in value]
+    raise _Unusual
+
+
+def _unique(value: Any) -> list[str]:
+    names: list[str] = list(value.keys())
+    if len(set(names)) != len(names):
+        raise _Unusual
+    return names
+
+
+def _depth(value: Any) -> int:
+    depth = 0
+    while isinstance(value, simdjson.Array) and len(value):
+        depth += 1
+        value = value[0]
+    return depth
+
+
+def _fast_matrix(value: Any, arrays: _Brackets) -> F64:
+    """Rows of one length, into one array, (rows, columns)."""
+    if not isinstance(value, simdjson.Array):
+        raise _Unusual
+    lengths = {len(row) for row in value if isinstance(row, simdjson.Array)}
+    if len(lengths) != 1:
+        raise _Unusual
+    rows, columns = len(value), lengths.pop()
+    flat = np.frombuffer(value.as_buffer(of_type="d"), np.float64)
+    if flat.size != rows * columns:
+        raise _Unusual
+    arrays.found += 1 + rows
+    return flat.reshape(rows, columns)
+
+
+def _plain(value: Any, arrays: _Brackets) -> Any:
+    """Python objects, their arrays counted."""
+    if isinstance(value, list):
+        arrays.found += 1
+        for item in value:
+            _plain(item, arrays)
+    elif isinstance(value, dict):
+        for item in value.values():
+            _plain(item, arrays)
+    return value
+
+
+# ---- the slow way
+
+
+def _slow_fields(body: bytes) -> dict[str, Any]:
+    try:
+        text = bytes(body).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Unparsable(f"the body is not UTF-8: byte {error.start} is {body[error.start]:#04x}") from error
+    if not text.strip():
+        raise Unparsable('the body is empty; a JSON object with "inputs" is needed')
+    try:
+        value = json.loads(text.removeprefix("\ufeff"), parse_constant=_refuse_constant, object_pairs_hook=_object)
+    except json.JSONDecodeError as error:
+        raise Unparsable(f"not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from error
+    except RecursionError as error:
+        raise Unparsable("not JSON that anyone here reads: it is nested too deeply") from error
+    except ValueError as error:  # an integer of thousands of digits
+        raise Unparsable(f"not JSON that anyone here reads: {error}") from error
+    if not isinstance(value, dict):
+        raise WrongType.at("", f'the body is {_type(value)}; a JSON object with "inputs" is needed')
+    return value
+
+
+def _refuse_constant(word: str) -> None:
+    raise Unparsable(f"not JSON: {word} is no JSON number")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ConflictingFields.at(f"/{name}", "the field stands twice in one object")
+        found[name] = value
+    return found
+
+
+# ---- fields to a request
+
+
+def _request(fields: dict[str, Any], query: str) -> AttentionInput:
+    for name in fields:
+        if name not in FIELDS:
+            raise UnknownField.at(f"/{_escape(name)}", f"no such field; {nearest(name, FIELDS)}")
+    if "inputs" not in fields:
+        raise ShapeMismatch.at("/inputs", "the field is missing; it holds the token embeddings")
+    chosen = query_options(query)
+    small = {name: value for name, value in fields.items() if name in OPTION_NAMES}
+    if small:
+        chosen = merged(_body_options(small), chosen)
+    inputs, form = _sequences(fields["inputs"])
+    return assemble(
+        inputs,
+        _each(fields.get("attn_mask"), "/attn_mask", form, _mask),
+        _each(fields.get("attn_bias"), "/attn_bias", form, _bias),
+        form,
+        chosen,
+        _projections(fields.get("projections")),
+    )
+
+
+def _body_options(small: dict[str, Any]) -> Options:
+    if isinstance(names := small.get("return"), list):
+        small = small | {"return": tuple(names)}
+    elif "return" in small:
+        raise WrongType.at("/return", f"expected a list of tensor names, got {_type(names)}")
+    return options(small, strict=True)
+
+
+def _sequences(value: Any) -> tuple[list[F32], Form]:
+    """`inputs`, which may be one sequence, a list of them, or a tensor object of either."""
+    if _is_tensor(value):
+        array = float32(_tensor(value, "/inputs", FLOATS), "/inputs")
+        return (list(array), "stack") if array.ndim == 3 else ([array], "one")
+    if isinstance(value, np.ndarray):
+        return [float32(value, "/inputs")], "one"
+    if not isinstance(value, list):
+        raise WrongType.at("/inputs", f"expected rows of numbers or a tensor object, got {_type(value)}")
+    if not value:
+        raise ShapeMismatch.at("/inputs", "the sequence has no tokens; at least one is needed")
+    if not (isinstance(value[0], (dict, np.ndarray)) or (isinstance(value[0], list) and _holds_rows(value[0]))):
+        return [float32(_matrix(value, "/inputs"), "/inputs")], "one"
+    return [_sequence(item, f"/inputs/{i}") for i, item in enumerate(value)], "list"
+
+
+def _holds_rows(item: list[Any]) -> bool:
+    return bool(item) and isinstance(item[0], list)
+
+
+def _sequence(value: Any, pointer: str) -> F32:
+    if _is_tensor(value):
+        return float32(_tensor(value, pointer, FLOATS), pointer)
+    return float32(value if isinstance(value, np.ndarray) else _matrix(value, pointer), pointer)
+
+
+def _each(value: Any, pointer: str, form: Form, read: Any) -> list[Any]:
+    """One mask or bias per sequence: the value itself for one sequence, else a list with null where there is none."""
+    if value is None:
+        return []
+    if form == "one":
+        return [read(value, pointer)]
+    if not isinstance(value, list):
+        if isinstance(value, np.ndarray) or _is_tensor(value):
+            value = [value]  # so that the count is what is wrong
+        else:
+            raise WrongType.at(pointer, f"expected a list with one entry per sequence, got {_type(value)}")
+    return [None if item is None else read(item, f"{pointer}/{i}") for i, item in enumerate(value)]
+
+
+def _mask(value: Any, pointer: str) -> Bool:
+    if _is_tensor(value):
+        mask: Bool = _tensor(value, pointer, BOOLEANS)
+        return mask
+    rows = _rows(value, pointer)
+    for i, row in enumerate(rows):
+        for j, item in enumerate(row):
+            if not isinstance(item, bool):
+                raise WrongType.at(
+                    f"{pointer}/{i}/{j}",
+                    f"expected true (may attend) or false, got {_type(item)}; numbers to be added belong in attn_bias",
+                )
+    keep: Bool = np.array(rows, np.bool_).reshape(len(rows), len(rows[0]))
+    return keep
+
+
+def _bias(value: Any, pointer: str) -> F32:
+    if isinstance(value, list) and value and all(isinstance(item, np.ndarray) for item in value):
+        if len({item.shape for item in value}) > 1:
+            raise ShapeMismatch.at(pointer, "the heads have different shapes")
+        return float32(np.stack(value), pointer)
+    if isinstance(value, list) and value and isinstance(value[0], list) and _holds_rows(value[0]):
+        heads = [_matrix(item, f"{pointer}/{i}") for i, item in enumerate(value)]
+        if len({item.shape for item in heads}) > 1:
+            raise ShapeMismatch.at(pointer, "the heads have different shapes")
+        return float32(np.stack(heads), pointer)
+    return _sequence(value, pointer)
+
+
+def _projections(value: Any) -> Projections | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise WrongType.at("/projections", f"expected an object of query, key and value, got {_type(value)}")
+    for name in value:
+        if name not in PROJECTION_NAMES:
+            raise UnknownField.at(f"/projections/{_escape(name)}", f"no such matrix; {nearest(name, PROJECTION_NAMES)}")
+    for name in PROJECTION_NAMES:
+        if name not in value:
+            raise ShapeMismatch.at(f"/projections/{name}", "the matrix is missing")
+    return Projections(*(_sequence(value[name], f"/projections/{name}") for name in PROJECTION_NAMES))
+
+
+def _rows(value: Any, pointer: str) -> list[list[Any]]:
+    """Rows of one length, their elements unseen."""
+    if not isinstance(value, list):
+        raise WrongType.at(pointer, f"expected rows, got {_type(value)}")
+    if not value:
+        raise ShapeMismatch.at(pointer, "there are no rows; at least one is needed")
+    for i, row in enumerate(value):
+        if not isinstance(row, list):
+            raise WrongType.at(f"{pointer}/{i}", f"expected a row, got {_type(row)}")
+        if len(row) != len(value[0]):
+            raise ShapeMismatch.at(f"{pointer}/{i}", f"the row has {len(row)} elements, but row 0 has {len(value[0])}")
+    return value
+
+
+def _matrix(value: Any, pointer: str) -> F64:
+    rows = _rows(value, pointer)
+    result = np.empty((len(rows), len(rows[0])), np.float64)
+    for i, row in enumerate(rows):
+        for j, item in enumerate(row):
+            if isinstance(item, bool) or not isinstance(item, (int, float)):
+                raise WrongType.at(f"{pointer}/{i}/{j}", f"expected a number, got {_type(item)}")
+            try:
+                result[i, j] = item
+            except OverflowError:  # an integer beyond float64
+                result[i, j] = math.copysign(math.inf, item)
+    return result
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _tensor(value: Mapping[str, Any], pointer: str, dtypes: Mapping[str, np.dtype[Any]]) -> Any:
+    """The array of a tensor object, read-only."""
+    for name in value:
+        if name not in TENSOR_OBJECT:
+            raise UnknownField.at(f"{pointer}/{_escape(name)}", f"no such field; {nearest(name, TENSOR_OBJECT)}")
+    for name in TENSOR_OBJECT:
+        if name not in value:
+            raise WrongType.at(f"{pointer}/{name}", "the tensor object lacks this field; it has shape, dtype and data")
+    shape, dtype, data = value["shape"], value["dtype"], value["data"]
+    if not isinstance(shape, list) or not all(type(axis) is int and 0 <= axis < 2**40 for axis in shape):
+        raise WrongType.at(f"{pointer}/shape", "expected a list of sizes")
+    if not isinstance(dtype, str) or dtype not in dtypes:
+        raise WrongType.at(f"{pointer}/dtype", f"expected {' or '.join(dtypes)}, got {dtype!r}")
+    if not isinstance(data, str):
+        raise WrongType.at(f"{pointer}/data", f"expected a base64 string, got {_type(data)}")
+    try:
+        raw = binascii.a2b_base64(data, strict_mode=True)
+    except (ValueError, binascii.Error) as error:
+        raise InvalidInput.at(f"{pointer}/data", f"not base64: {error}") from error
+    need = math.prod(shape) * dtypes[dtype].itemsize
+    if len(raw) != need:
+        raise ShapeMismatch.at(f"{pointer}/data", f"it holds {len(raw)} bytes; {shape} of {dtype} takes {need}")
+    if dtype == "bool" and max(raw, default=0) > 1:
+        raise InvalidInput.at(f"{pointer}/data", "a boolean is a byte 0 or 1")
+    return np.frombuffer(raw, dtypes[dtype]).reshape(shape)
+
+
+def _type(value: Any) -> str:
+    """What JSON calls the type of a value."""
+    if isinstance(value, bool):
+        return "a boolean"
+    names = {str: "a string", int: "a number", float: "a number", list: "an array", dict: "an object"}
+    return "null" if value is None else names.get(type(value), "an array of numbers")
+
+
+def _escape(name: str) -> str:
+    """A field's name as a part of a JSON pointer."""
+    return name.replace("~", "~0").replace("/", "~1")

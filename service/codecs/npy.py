@@ -1,0 +1,74 @@
+"""NumPy's own formats: one array in as .npy, the answer's tensors out as .npz. Never pickle."""
+
+import io
+from zipfile import ZIP_STORED, ZipFile
+
+import numpy as np
+import orjson
+from numpy.lib import format as npy_format
+
+from models.types import Array
+from service.codecs.base import FLOATS, WrongType, assemble, flat_tensors, float32, metadata, query_options
+from service.errors import Unparsable
+from service.messages import AttentionInput, AttentionOutput
+
+
+class NpyCodec:
+    """`application/x-npy`, requests only: one sequence (n, d), or equally long ones (b, n, d)."""
+
+    media_type = "application/x-npy"
+
+    def decode(self, body: bytes, query: str) -> AttentionInput:
+        """See `Decoder.decode`."""
+        array = _read(body)
+        if array.ndim == 3:
+            inputs = [float32(x, f"/inputs/{i}") for i, x in enumerate(array)]
+            return assemble(inputs, [], [], "stack", query_options(query), None)
+        return assemble([float32(array, "/inputs")], [], [], "one", query_options(query), None)
+
+
+class NpzCodec:
+    """`application/x-npz`, answers only."""
+
+    media_type = "application/x-npz"
+
+    def encode(self, output: AttentionOutput) -> bytes:
+        """See `Encoder.encode`. The array `metadata` holds the rest of the answer, as the bytes of a JSON text."""
+        tensors = flat_tensors(output)
+        tensors["metadata"] = np.frombuffer(orjson.dumps(metadata(output)), np.uint8)
+        file = io.BytesIO()
+        with ZipFile(file, "w", ZIP_STORED) as archive:  # tensors of floats hardly compress
+            for name, array in tensors.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    npy_format.write_array(member, array, allow_pickle=False)
+        return file.getvalue()
+
+
+def _read(body: bytes) -> Array:
+    """The array of an .npy file, as a view where it is in C order."""
+    file = io.BytesIO(body)
+    try:
+        version = npy_format.read_magic(file)
+        if version == (1, 0):
+            shape, fortran, dtype = npy_format.read_array_header_1_0(file)
+        elif version == (2, 0):
+            shape, fortran, dtype = npy_format.read_array_header_2_0(file)
+        else:
+            raise ValueError(f"version {version[0]}.{version[1]} is not read here")
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+        raise Unparsable(f"not an .npy file: {error}") from error
+    if dtype.hasobject:
+        raise WrongType.at("/inputs", "object arrays are pickled, and pickles are refused")
+    little = dtype.newbyteorder("<")
+    if little not in FLOATS.values():
+        raise WrongType.at("/inputs", f"dtype {dtype}; {', '.join(FLOATS)} are read")
+    if any(axis < 0 for axis in shape):
+        raise Unparsable(f"not an .npy file: shape {shape}")
+    count, start = int(np.prod(shape, dtype=object)), file.tell()
+    if len(body) - start != count * dtype.itemsize:
+        raise Unparsable(
+            f"{len(body) - start} bytes follow the header; {shape} of {dtype} takes {count * dtype.itemsize}"
+        )
+    flat = np.frombuffer(body, dtype, count, start)
+    array: Array = flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
+    return array

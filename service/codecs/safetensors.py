@@ -1,0 +1,191 @@
+"""safetensors: an 8-byte length, a JSON header, raw little-endian tensors.
+
+Format: https://github.com/huggingface/safetensors#format. Read and written here rather than by the library so that a
+tensor is a view into the body, not a copy, and every fault is named.
+"""
+
+import math
+import re
+import struct
+from typing import Any
+
+import numpy as np
+import orjson
+
+from models.types import Array, Projections
+from service.codecs.base import (
+    PROJECTION_NAMES,
+    WrongType,
+    assemble,
+    flat_tensors,
+    float32,
+    metadata,
+    nearest,
+    query_options,
+)
+from service.errors import UnknownField, Unparsable
+from service.messages import AttentionInput, AttentionOutput, Form
+
+DTYPES = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "BOOL": "?"}
+NAMES = {"float32": "F32", "int32": "I32"}
+MAX_HEADER = 1 << 20
+PLAIN = ("inputs", "attn_mask", "attn_bias", *(f"projections.{name}" for name in PROJECTION_NAMES))
+NUMBERED = re.compile(r"(inputs|attn_mask|attn_bias)\.(0|[1-9]\d{0,6})")
+
+
+class SafetensorsCodec:
+    """`application/x-safetensors`, both ways."""
+
+    media_type = "application/x-safetensors"
+
+    def decode(self, body: bytes, query: str) -> AttentionInput:
+        """See `Decoder.decode`. Tensors: `inputs` or `inputs.0, inputs.1, …`, and what goes with them."""
+        tensors = _read(body)
+        sequences: dict[str, dict[int, Array]] = {"inputs": {}, "attn_mask": {}, "attn_bias": {}}
+        for name, tensor in tensors.items():
+            if numbered := NUMBERED.fullmatch(name):
+                sequences[numbered[1]][int(numbered[2])] = tensor
+            elif name not in PLAIN:
+                raise UnknownField.at(f"/{name}", f"no such tensor; {nearest(name, PLAIN)}")
+        given = sequences["inputs"]
+        form: Form = "list" if given else "one"
+        if given and "inputs" in tensors:
+            raise UnknownField.at("/inputs", "give `inputs` or `inputs.0`, `inputs.1`, …, not both")
+        if not given and "inputs" not in tensors:
+            raise UnknownField.at("/inputs", "there is no tensor `inputs`, nor `inputs.0`")
+        if missing := [i for i in range(len(given)) if i not in given]:
+            raise UnknownField.at(f"/inputs/{missing[0]}", f"`inputs.{missing[0]}` is missing between the others")
+        inputs = [given[i] for i in range(len(given))] if given else [tensors["inputs"]]
+        if form == "one" and inputs[0].ndim == 3:
+            inputs, form = list(inputs[0]), "stack"
+        arrays = [float32(_floats(x, p), p) for i, x in enumerate(inputs) for p in [_pointer("inputs", form, i)]]
+        masks = _beside("attn_mask", tensors, sequences, form, len(inputs))
+        biases = _beside("attn_bias", tensors, sequences, form, len(inputs))
+        return assemble(
+            arrays,
+            [None if m is None else _booleans(m, _pointer("attn_mask", form, i)) for i, m in enumerate(masks)],
+            [
+                None if b is None else float32(_floats(b, p), p)
+                for i, b in enumerate(biases)
+                for p in [_pointer("attn_bias", form, i)]
+            ],
+            form,
+            query_options(query),
+            _projections(tensors),
+        )
+
+    def encode(self, output: AttentionOutput) -> bytes:
+        """See `Encoder.encode`. What is not a tensor stands in `__metadata__`, as JSON strings."""
+        header: dict[str, Any] = {
+            "__metadata__": {name: orjson.dumps(value).decode() for name, value in metadata(output).items()}
+        }
+        parts: list[bytes | memoryview] = [b"", b""]
+        offset = 0
+        for name, array in flat_tensors(output).items():
+            dtype = NAMES[str(array.dtype)]
+            header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": (offset, offset + array.nbytes)}
+            offset += array.nbytes
+            parts.append(array.data.cast("B") if array.size else b"")
+        text = orjson.dumps(header)
+        text += b" " * (-len(text) % 8)
+        parts[0], parts[1] = struct.pack("<Q", len(text)), text
+        return b"".join(parts)
+
+
+def _read(body: bytes) -> dict[str, Array]:
+    """The tensors by name, as views into `body`.
+
+    Raises:
+        Unparsable: if the body is not safetensors.
+        WrongType: if a tensor has a dtype that nobody here computes with.
+    """
+    if len(body) < 8:
+        raise Unparsable(f"{len(body)} bytes are no safetensors: a length of 8 bytes comes first")
+    (length,) = struct.unpack_from("<Q", body)
+    if length > min(MAX_HEADER, len(body) - 8):
+        raise Unparsable(f"the header is said to have {length} bytes; {len(body) - 8} follow, {MAX_HEADER} are allowed")
+    try:
+        header = orjson.loads(body[8 : 8 + length])
+    except orjson.JSONDecodeError as error:
+        raise Unparsable(f"the header is not JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise Unparsable("the header is not a JSON object")
+    header.pop("__metadata__", None)
+    start, used = 8 + length, []
+    tensors: dict[str, Array] = {}
+    for name, entry in header.items():
+        dtype, shape, begin, end = _entry(name, entry)
+        size = math.prod(shape) * dtype.itemsize
+        if end - begin != size or start + end > len(body):
+            raise Unparsable(
+                f"tensor {name!r}: bytes {begin} to {end} of {len(body) - start}, but {list(shape)} takes {size}"
+            )
+        used.append((begin, end))
+        tensors[name] = np.frombuffer(body, dtype, math.prod(shape), start + begin).reshape(shape)
+    expected = 0
+    for begin, end in sorted(used):
+        if begin != expected:
+            raise Unparsable(f"the tensors leave a hole or overlap at byte {expected}")
+        expected = end
+    if start + expected != len(body):
+        raise Unparsable(f"{len(body) - start - expected} bytes follow the last tensor")
+    return tensors
+
+
+def _entry(name: str, entry: Any) -> tuple[np.dtype[Any], tuple[int, ...], int, int]:
+    try:
+        text, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        whole = all(type(number) is int and 0 <= number < 2**48 for number in (*shape, begin, end))
+    except (TypeError, KeyError, ValueError) as error:
+        raise Unparsable(f"tensor {name!r} is not described by dtype, shape and data_offsets") from error
+    if not whole or len(shape) > 8:
+        raise Unparsable(f"tensor {name!r} has a shape or offsets that are not sizes")
+    if text not in DTYPES:
+        raise WrongType.at(f"/{name.replace('.', '/')}", f"dtype {text!r}; {', '.join(DTYPES)} are read")
+    return np.dtype(DTYPES[text]), tuple(shape), begin, end
+
+
+def _pointer(name: str, form: Form, i: int) -> str:
+    return f"/{name}" if form == "one" else f"/{name}/{i}"
+
+
+def _beside(
+    name: str, tensors: dict[str, Array], sequences: dict[str, dict[int, Array]], form: Form, count: int
+) -> list[Array | None]:
+    """Masks or biases of the sequences: none at all, or one for each with None where there is none."""
+    if form == "list":
+        if name in tensors:
+            raise UnknownField.at(f"/{name}", f"with `inputs.0`, … the tensors are `{name}.0`, …")
+        if beyond := [i for i in sequences[name] if i >= count]:
+            raise UnknownField.at(f"/{name}/{beyond[0]}", f"there is no `inputs.{beyond[0]}`")
+        return [sequences[name].get(i) for i in range(count)] if sequences[name] else []
+    if sequences[name]:
+        raise UnknownField.at(f"/{name}", f"with one `inputs` the tensor is `{name}`")
+    if name not in tensors:
+        return []
+    return [tensors[name]] if form == "one" else list(tensors[name])
+
+
+def _floats(array: Array, pointer: str) -> Array:
+    if array.dtype == np.bool_:
+        raise WrongType.at(pointer, "expected F16, F32 or F64, got BOOL")
+    return array
+
+
+def _booleans(array: Array, pointer: str) -> Any:
+    if array.dtype != np.bool_:
+        raise WrongType.at(pointer, "expected BOOL, true = may attend; numbers to be added belong in attn_bias")
+    if array.size and array.view(np.uint8).max() > 1:
+        raise WrongType.at(pointer, "a BOOL is a byte 0 or 1")
+    return array
+
+
+def _projections(tensors: dict[str, Array]) -> Projections | None:
+    names = [f"projections.{name}" for name in PROJECTION_NAMES]
+    given = [name for name in names if name in tensors]
+    if not given:
+        return None
+    if missing := [name for name in names if name not in given]:
+        raise UnknownField.at(f"/{missing[0].replace('.', '/')}", "the matrix is missing")
+    pointers = [f"/{name.replace('.', '/')}" for name in names]
+    return Projections(*(float32(_floats(tensors[n], p), p) for n, p in zip(names, pointers, strict=True)))

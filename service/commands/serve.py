@@ -1,0 +1,47 @@
+"""`attention serve`."""
+
+import logging
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from service.settings import load_settings
+
+CURL = """curl -s {url}/v1/attention -H 'Content-Type: application/json' -d '{{"model": "lesson",
+  "inputs": [[1,0,0,0,0.5], [0,0,1,0,0.5], [0.2,0,0,1,0.5], [0,1,0,0,0.5]]}}'"""
+
+
+def serve(
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on; default: ATTENTION_HOST or 127.0.0.1.")
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(envvar="PORT", help="Port to listen on; default: ATTENTION_PORT or 8000; 0: a free one."),
+    ] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="Backend of requests that name none: onnx, eager, reference.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
+) -> None:
+    """Serve over HTTP until Ctrl-C or SIGTERM, then answer what was accepted and stop.
+
+    Everything else is set by ATTENTION_* variables; docs/settings.md lists them.
+    """
+    from service.server import serve as run  # noqa: PLC0415 - other commands need no HTTP server
+
+    settings = load_settings(host=host, port=port, backend=backend, device=device)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for name in ("service", "models"):
+        logging.getLogger(name).setLevel(settings.log_level.upper())
+    console = Console(highlight=False, soft_wrap=True)
+
+    def on_ready(url: str) -> None:
+        console.print(f"[bold]Self-attention service ready at {url}[/bold]\n")
+        console.print("Try it:", CURL.format(url=url), sep="\n", markup=False)
+        console.print(f"\nStart page {url}/   API docs {url}/docs   Metrics {url}/metrics   Models {url}/v1/models")
+        console.print("Ctrl-C drains and stops.")
+
+    console.print("Loading models; the first start exports their ONNX graphs, which takes some seconds …")
+    run(settings, on_ready)

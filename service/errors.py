@@ -1,0 +1,172 @@
+"""Errors of the service, beside those of the mathematics in `models.errors`. None knows HTTP.
+
+```
+AttentionError
+├── InvalidInput ... see models.errors
+│   ├── UnknownField        a field or parameter that does not exist
+│   ├── InvalidOption       a field or parameter with a value it cannot have
+│   └── ConflictingFields   fields that exclude each other, or the same one given twice
+├── Unparsable              the body is not what its media type says
+├── UnsupportedMediaType    a body, or a content encoding, nobody here reads
+├── NotAcceptable           an answer in a media type nobody here writes
+├── TooLarge                more than a limit allows, in bytes, tokens or sequences
+├── NotFound                no such model, version or page
+├── Unauthorized            a key is needed and none came
+├── Forbidden               a key came and is not known
+├── RateLimited             over the caller's own rate
+├── Unavailable             not now, later
+│   ├── QueueFull           the queue holds as much as it may
+│   ├── Draining            the service is shutting down
+│   └── NotReady            models are still loading, or one of them failed its checks
+├── DeadlineExceeded        not done in the time the caller gave
+├── ClientTimeout           the caller did not send its body in time
+├── ClientGone              nobody is there to take the answer
+└── BackendFailed           a bug or a broken device on our side
+```
+"""
+
+from models.errors import AttentionError, FieldError, InvalidInput
+
+
+class UnknownField(InvalidInput):
+    """A field or parameter does not exist."""
+
+    code = "unknown-field"
+
+
+class InvalidOption(InvalidInput):
+    """A field or parameter has a value it cannot have."""
+
+    code = "invalid-option"
+
+
+class ConflictingFields(InvalidInput):
+    """Fields exclude each other, or the same one was given twice with different values."""
+
+    code = "conflicting-fields"
+
+
+class Unparsable(AttentionError):
+    """The body is not what its media type says."""
+
+    code = "unparsable"
+
+
+class UnsupportedMediaType(AttentionError):
+    """Nobody here reads a body of that media type or content encoding."""
+
+    code = "unsupported-media-type"
+
+
+class NotAcceptable(AttentionError):
+    """Nobody here writes an answer in any of the accepted media types."""
+
+    code = "not-acceptable"
+
+
+class MethodNotAllowed(AttentionError):
+    """The path exists, but not for that method."""
+
+    code = "method-not-allowed"
+
+    def __init__(self, detail: str, allowed: tuple[str, ...]) -> None:
+        super().__init__(detail)
+        self.allowed = allowed
+
+
+class TooLarge(AttentionError):
+    """The request, or the answer to it, is larger than a limit of this service."""
+
+    code = "too-large"
+
+
+class NotFound(AttentionError):
+    """There is no such model, version or page."""
+
+    code = "not-found"
+
+
+class Unauthorized(AttentionError):
+    """An API key is needed."""
+
+    code = "unauthorized"
+
+
+class Forbidden(AttentionError):
+    """The API key is not known."""
+
+    code = "forbidden"
+
+
+class Later(AttentionError):
+    """Worth trying again.
+
+    Attributes:
+        retry_after_s: seconds after which a new try makes sense.
+    """
+
+    code = "later"
+
+    def __init__(self, detail: str, *fields: FieldError, retry_after_s: float = 1.0) -> None:
+        super().__init__(detail, *fields)
+        self.retry_after_s = retry_after_s
+
+
+class RateLimited(Later):
+    """The caller sends more requests than its rate allows."""
+
+    code = "rate-limited"
+
+
+class Unavailable(Later):
+    """The service cannot take the request now."""
+
+    code = "unavailable"
+
+
+class QueueFull(Unavailable):
+    """The queue holds as much work as it may."""
+
+    code = "queue-full"
+
+
+class Draining(Unavailable):
+    """The service is shutting down and takes no new work."""
+
+    code = "draining"
+
+
+class NotReady(Unavailable):
+    """Models are still loading, or one of them failed its checks."""
+
+    code = "not-ready"
+
+
+class DeadlineExceeded(AttentionError):
+    """The request was not done in the time it was given."""
+
+    code = "deadline-exceeded"
+
+
+class ClientTimeout(AttentionError):
+    """The body did not arrive in time."""
+
+    code = "client-timeout"
+
+
+class ClientGone(AttentionError):
+    """The client closed the connection before its answer was there."""
+
+    code = "client-gone"
+
+
+class BackendFailed(AttentionError):
+    """The computation failed on our side; the log says why."""
+
+    code = "backend-failed"
+
+
+class ConfigurationError(AttentionError):
+    """The service cannot start as it is configured."""
+
+    code = "configuration"

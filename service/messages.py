@@ -1,0 +1,110 @@
+"""A request and its answer between the wire and the queue: arrays and options, no bytes, no HTTP."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from models.types import F32, TENSOR_NAMES, Array, Projections, SequenceInput, TensorName
+from service.backends.base import BackendInfo
+
+Form = Literal["one", "list", "stack"]
+"""How a caller nested its sequences: one alone, a list of any lengths, or one array of equal lengths."""
+
+BackendName = Literal["onnx", "eager", "reference"]
+
+
+def _comma_list(value: object) -> object:
+    """`a,b` as it stands in a query string; a list from JSON as it is."""
+    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+
+class Options(BaseModel):
+    """The small fields of a request: they may stand in a JSON body or in the query string."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    model: str | None = Field(
+        default=None, description="A model of `GET /v1/models`, `name` or `name@version`; default: the service's."
+    )
+    returns: Annotated[tuple[TensorName, ...], BeforeValidator(_comma_list)] = Field(
+        default=("outputs", "weights"), alias="return", min_length=1, description="Tensors to answer with."
+    )
+    is_causal: bool = Field(default=False, description="Row i may attend to columns 0..i only.")
+    scale: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="Factor of the scores in place of the model's, usually 1/sqrt(d_k)."
+    )
+    average_heads: bool = Field(
+        default=False, description="Answer the mean over heads of `weights` and `scores` of a model of several heads."
+    )
+    top_k: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="Answer only the k largest weights of each row, as indices and values."
+    )
+    backend: BackendName | None = Field(default=None, description="Backend; default: the service's.")
+    encoding: Literal["json", "base64"] = Field(
+        default="json", description="How a JSON answer holds tensors: nested numbers, or base64 tensor objects."
+    )
+
+    @property
+    def wanted(self) -> tuple[TensorName, ...]:
+        """The tensors asked for, each once, in the order of `TENSOR_NAMES`."""
+        return tuple(name for name in TENSOR_NAMES if name in self.returns)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionInput:
+    """A decoded request: every number is finite float32, every shape consistent within the request.
+
+    Attributes:
+        sequences: at least one.
+        form: how the caller nested them, and how the answer is nested.
+        options: the small fields.
+        projections: the caller's own matrices in place of a model, or None.
+    """
+
+    sequences: tuple[SequenceInput, ...]
+    form: Form
+    options: Options
+    projections: Projections | None = None
+
+    def pointer(self, index: int) -> str:
+        """JSON pointer of a sequence's embeddings."""
+        return "/inputs" if self.form == "one" else f"/inputs/{index}"
+
+
+@dataclass(frozen=True, slots=True)
+class TopK:
+    """The k largest weights of each row, largest first; ties go to the earlier column.
+
+    Attributes:
+        indices: int32, (..., n, k), columns.
+        values: float32, (..., n, k).
+    """
+
+    indices: Array
+    values: F32
+
+
+Answer = dict[str, Array | TopK]
+"""Tensors of one sequence by name, without the axis of heads where the model has one head."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOutput:
+    """A computed request.
+
+    Attributes:
+        answers: one per sequence, in the caller's order.
+        fully_masked_rows: per sequence, the rows that see nothing, whose weights and outputs are zeros.
+        form: see `AttentionInput`.
+        encoding: see `Options`.
+        model: name and version.
+        backend: what it was computed with.
+    """
+
+    answers: list[Answer]
+    fully_masked_rows: list[list[int]]
+    form: Form
+    encoding: str
+    model: tuple[str, str]
+    backend: BackendInfo

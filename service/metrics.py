@@ -1,0 +1,158 @@
+"""Every metric of the service: names, labels and buckets in one class, one registry per application."""
+
+import platform
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
+from prometheus_client.gc_collector import GCCollector
+
+LATENCY_BUCKETS = (
+    50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
+)  # fmt: skip
+"""Seconds: from 50 µs, where a small request's stages are, to 10 s."""
+
+SIZE_BUCKETS = tuple(float(1 << i) for i in range(15))
+"""1 to 16,384, in powers of two: sequences and tokens of a batch."""
+
+STAGES = ("decode", "queue", "compute", "encode")
+
+OUTCOMES = ("ok", "invalid", "rejected", "expired", "cancelled", "failed")
+"""How a request can end. Every received request ends in exactly one."""
+
+
+def package_version() -> str:
+    """The installed version of this project, or `unknown` where it runs from a bare checkout."""
+    try:
+        return version("self-attention-service")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+class Metrics:
+    """The service's own metrics in `registry`, beside those of the process and the garbage collector."""
+
+    def __init__(self) -> None:
+        """Make a new registry with every metric at zero."""
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        GCCollector(registry=registry)
+        self.received = Counter(
+            "attention_requests_received", "HTTP requests whose headers have been read.", registry=registry
+        )
+        self.requests = Counter(
+            "attention_requests",
+            "HTTP requests that ended, by route template, method, status and outcome "
+            f"({', '.join(OUTCOMES)}). Sums to attention_requests_received_total less attention_requests_in_progress.",
+            ["route", "method", "status", "outcome"],
+            registry=registry,
+        )
+        self.in_progress = Gauge(
+            "attention_requests_in_progress", "HTTP requests received and not ended.", registry=registry
+        )
+        self.duration = Histogram(
+            "attention_request_duration_seconds",
+            "From the request's headers to the last byte of the answer.",
+            ["route"],
+            buckets=LATENCY_BUCKETS,
+            registry=registry,
+        )
+        self.stage = Histogram(
+            "attention_stage_duration_seconds",
+            f"Time of an answered inference request in each stage ({', '.join(STAGES)}).",
+            ["stage"],
+            buckets=LATENCY_BUCKETS,
+            registry=registry,
+        )
+        self.batch_sequences = Histogram(
+            "attention_batch_sequences",
+            "Sequences of a computed batch.",
+            ["backend"],
+            buckets=SIZE_BUCKETS,
+            registry=registry,
+        )
+        self.batch_tokens = Histogram(
+            "attention_batch_tokens",
+            "Tokens of a computed batch, without padding.",
+            ["backend"],
+            buckets=SIZE_BUCKETS,
+            registry=registry,
+        )
+        self.padded_tokens = Counter(
+            "attention_padded_tokens",
+            "Padding tokens computed beside the real ones; 0 on a CPU, where nothing is padded.",
+            ["backend"],
+            registry=registry,
+        )
+        self.queued = Gauge(
+            "attention_queue_requests",
+            "Accepted requests of which some work waits for a compute slot.",
+            registry=registry,
+        )
+        self.queued_sequences = Gauge(
+            "attention_queue_sequences", "Sequences that wait for a compute slot.", registry=registry
+        )
+        self.inflight_bytes = Gauge(
+            "attention_inflight_bytes", "Bytes in and out of accepted, unanswered requests.", registry=registry
+        )
+        self.inflight_tokens = Gauge(
+            "attention_inflight_tokens", "Tokens of accepted, unanswered requests.", registry=registry
+        )
+        self.busy_slots = Gauge("attention_busy_slots", "Compute slots at work.", registry=registry)
+        self.slots = Gauge("attention_slots", "Compute slots there are.", registry=registry)
+        self.rejected = Counter(
+            "attention_rejected", "Requests refused for lack of room or time, by reason.", ["reason"], registry=registry
+        )
+        self.expired = Counter(
+            "attention_expired",
+            "Accepted requests that passed their deadline; queued work of theirs is not computed.",
+            registry=registry,
+        )
+        self.cancelled = Counter(
+            "attention_cancelled",
+            "Accepted requests whose client went away; queued work of theirs is not computed.",
+            registry=registry,
+        )
+        self.batch_failures = Counter(
+            "attention_batch_failures",
+            "Runs of a backend that raised; the batch is halved and tried again.",
+            ["backend"],
+            registry=registry,
+        )
+        self.parity = Gauge(
+            "attention_parity_difference",
+            "Largest difference at load, relative to the largest value, between a backend and another.",
+            ["model", "version", "pair"],
+            registry=registry,
+        )
+        self.ready = Gauge("attention_ready", "1 while /healthz/ready answers 200.", registry=registry)
+        self.backend_info = Gauge(
+            "attention_backend_info",
+            "1 for each loaded backend, with what it truly runs on.",
+            ["backend", "device", "provider", "dtype"],
+            registry=registry,
+        )
+        self.gpu_memory = Gauge(
+            "attention_gpu_memory_used_bytes", "GPU memory in use, by NVML index.", ["gpu"], registry=registry
+        )
+        self.gpu_utilisation = Gauge(
+            "attention_gpu_utilisation_ratio", "GPU utilisation, 0..1, by NVML index.", ["gpu"], registry=registry
+        )
+        build = Info("attention_build", "Versions of the service and what it computes with.", registry=registry)
+        build.info({"version": package_version(), "python": platform.python_version()} | _runtime_versions())
+        for stage in STAGES:
+            self.stage.labels(stage)
+
+    def watch(self, gauge: Gauge, read: Callable[[], float]) -> None:
+        """Read `gauge` when it is scraped, not whenever its value changes."""
+        gauge.set_function(read)
+
+
+def _runtime_versions() -> dict[str, str]:
+    found = {}
+    for package in ("torch", "onnxruntime-gpu", "onnxruntime", "numpy"):
+        try:
+            found[package.replace("-", "_")] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

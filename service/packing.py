@@ -1,0 +1,154 @@
+"""Pure steps between the queue and a backend: units of work to a batch, and tensors back to answers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from models.errors import NumericOverflow
+from models.masks import fully_masked_rows, visible
+from models.types import F32, Bool, Projections, SequenceInput, TensorName
+from service.backends.base import Batch, Runner, Tensors
+from service.messages import Answer, Options, TopK
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """What every sequence of a request shares.
+
+    Attributes:
+        runner: the layer that computes it.
+        backend: the backend's name, for metrics.
+        options: what the caller asked for.
+        is_causal: asked for by the caller or by the model.
+        scale: factor of the scores, the caller's or the model's.
+        projections: the caller's own matrices, or None.
+    """
+
+    runner: Runner
+    backend: str
+    options: Options
+    is_causal: bool
+    scale: float
+    projections: Projections | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unit:
+    """One sequence of one request: what is queued, batched and answered.
+
+    Attributes:
+        job: what it shares with its request's other sequences.
+        sequence: its tensors.
+        pointer: where it stands in the request, for errors.
+    """
+
+    job: Job
+    sequence: SequenceInput
+    pointer: str
+
+    @property
+    def length(self) -> int:
+        """Tokens."""
+        return len(self.sequence.inputs)
+
+    def key(self) -> tuple[object, ...]:
+        """Units with equal keys may share a batch: one length, one layer, one graph, one scale."""
+        job, sequence = self.job, self.sequence
+        bias = None if sequence.attn_bias is None else sequence.attn_bias.ndim
+        matrices = None if job.projections is None else id(job.projections)
+        masked = sequence.attn_mask is not None
+        return (id(job.runner), self.length, job.options.wanted, job.is_causal, masked, bias, job.scale, matrices)
+
+
+def batch_limit(unit: Unit, most_sequences: int) -> int:
+    """How many units of this one's key may share a batch: as many as pay for the runner, at least one."""
+    return max(1, min(most_sequences, unit.job.runner.batch_tokens // unit.length))
+
+
+def batch_of(units: Sequence[Unit]) -> Batch:
+    """The batch of units of one key."""
+    job = units[0].job
+    masks: tuple[Bool, ...] | None = None
+    if units[0].sequence.attn_mask is not None:
+        masks = tuple(_keep(unit) for unit in units)
+    biases: tuple[F32, ...] | None = None
+    if units[0].sequence.attn_bias is not None:
+        biases = tuple(_with_heads(unit.sequence.attn_bias) for unit in units)
+    return Batch(
+        inputs=tuple(unit.sequence.inputs for unit in units),
+        masks=masks,
+        biases=biases,
+        is_causal=job.is_causal and masks is None,
+        scale=job.scale,
+        wanted=job.options.wanted,
+        projections=job.projections,
+    )
+
+
+def _keep(unit: Unit) -> Bool:
+    keep = visible(unit.length, unit.sequence.attn_mask, is_causal=unit.job.is_causal)
+    assert keep is not None, "a unit with a mask sees some columns only"
+    return keep
+
+
+def _with_heads(bias: F32 | None) -> F32:
+    assert bias is not None, "units of one key all have a bias"
+    return bias if bias.ndim == 3 else bias[None]
+
+
+def answer(unit: Unit, tensors: Tensors) -> tuple[Answer, list[int]]:
+    """What the caller gets for a unit: rows that see nothing made zero, heads averaged, weights made sparse.
+
+    Args:
+        unit: the unit.
+        tensors: what the runner made of it; changed in place.
+
+    Returns:
+        The answer, and the rows that see nothing.
+
+    Raises:
+        NumericOverflow: if a tensor is not finite: the inputs were too large for float32.
+    """
+    dead = fully_masked_rows(_keep(unit)) if unit.sequence.attn_mask is not None else []
+    if dead:
+        _silence(tensors, dead)
+    options = unit.job.options
+    found: Answer = {}
+    for name, tensor in tensors.items():
+        _check_finite(name, tensor, unit.pointer)
+        if name == "outputs":
+            found[name] = tensor
+            continue
+        value = tensor
+        if len(value) == 1:
+            value = value[0]
+        elif options.average_heads and name in ("weights", "scores"):
+            value = value.mean(axis=0)
+        found[name] = top_k(value, options.top_k) if options.top_k and name == "weights" else value
+    return found, dead
+
+
+def _silence(tensors: Tensors, rows: list[int]) -> None:
+    """Zero weights and outputs of rows that see nothing, whatever a runtime made of them."""
+    if (weights := tensors.get("weights")) is not None:
+        weights[:, rows] = 0
+    if (outputs := tensors.get("outputs")) is not None:
+        outputs[rows] = 0
+    if (scores := tensors.get("scores")) is not None:
+        scores[:, rows] = -np.inf
+
+
+def _check_finite(name: TensorName, tensor: F32, pointer: str) -> None:
+    # A masked score is -inf, and right; NaN fails the comparison.
+    good = (tensor < np.inf) if name == "scores" else np.isfinite(tensor)
+    if not good.all():
+        raise NumericOverflow.at(
+            pointer, f"the numbers are finite, but so large that {name} overflow float32; scale them down"
+        )
+
+
+def top_k(weights: F32, k: int) -> TopK:
+    """The min(k, n) largest of each row of (..., n, n), largest first; equal ones in the order of their columns."""
+    order = np.argsort(-weights, axis=-1, kind="stable")[..., :k]
+    return TopK(order.astype(np.int32), np.take_along_axis(weights, order, axis=-1))

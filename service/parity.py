@@ -1,0 +1,122 @@
+"""Do all backends say the same? Checked when a layer is loaded, on lengths and masks that have tripped others."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from models.errors import AttentionError
+from models.types import TENSOR_NAMES, Projections
+from service.backends.base import Batch, Runner, Tensors
+
+LENGTHS = (1, 2, 7, 33)
+
+BETWEEN_BACKENDS = 1e-5
+"""Largest difference allowed between two backends, relative to the largest value, float32."""
+
+TO_REFERENCE = 1e-4
+"""Largest difference allowed to the float64 reference: float32 itself is this coarse where scores are large."""
+
+
+class ParityError(AttentionError):
+    """Two backends disagree about a layer, or one disagrees with itself."""
+
+    code = "parity"
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What a check needs to know of a layer."""
+
+    embed_dim: int
+    num_heads: int
+    scale: float
+    projections: Projections | None = None
+
+
+def check(layer: Layer, runners: Mapping[str, Runner]) -> dict[str, float]:
+    """Compare every pair of backends, and each with itself in company.
+
+    Args:
+        layer: its sizes.
+        runners: by backend name; one of them is `reference`.
+
+    Returns:
+        For each pair `a-b`, the largest difference relative to the largest value of the same tensor.
+
+    Raises:
+        ParityError: if a difference is too large, or an answer depends on its batch.
+    """
+    worst: dict[str, float] = {}
+    for label, batch in cases(layer):
+        found = {name: [_living(batch, i, t) for i, t in enumerate(r.run(batch))] for name, r in runners.items()}
+        names = sorted(found)
+        for i, a in enumerate(names):
+            for b in names[i + 1 :]:
+                difference = max(_difference(x, y) for x, y in zip(found[a], found[b], strict=True))
+                pair = f"{a}-{b}"
+                worst[pair] = max(worst.get(pair, 0.0), difference)
+                bound = TO_REFERENCE if "reference" in (a, b) else BETWEEN_BACKENDS
+                if not worst[pair] <= bound:
+                    raise ParityError(f"{pair} differ by {difference:.1e} relative, allowed {bound:.0e}: {label}")
+        for name in names:
+            _check_company(name, runners[name], batch, label)
+    return worst
+
+
+def cases(layer: Layer) -> Iterator[tuple[str, Batch]]:
+    """Two seeded sequences of each length: plain, causal, masked with a row that sees nothing, biased."""
+    random = np.random.default_rng(0)
+    for n in LENGTHS:
+        inputs = tuple(random.standard_normal((n, layer.embed_dim)).astype(np.float32) for _ in range(2))
+        masks = tuple(random.random((n, n)) < 0.6 for _ in range(2))
+        masks[0][0] = False
+        heads = (layer.num_heads, n, n)
+        biases = tuple(random.standard_normal(heads).astype(np.float32) for _ in range(2))
+        plain = Batch(inputs, None, None, False, layer.scale, ("outputs", "weights"), layer.projections)
+        everything = replace(plain, wanted=TENSOR_NAMES)
+        yield f"n={n}", plain
+        yield f"n={n}, outputs alone, causal", replace(plain, wanted=("outputs",), is_causal=True)
+        yield f"n={n}, every tensor, masked", replace(everything, masks=masks)
+        yield f"n={n}, every tensor, causal, biased", replace(everything, is_causal=True, biases=biases)
+
+
+def _living(batch: Batch, i: int, tensors: Tensors) -> Tensors:
+    """The tensors without the rows that see nothing: what a runtime makes of those is unspecified."""
+    if batch.masks is None:
+        return tensors
+    rows = batch.masks[i].any(axis=-1)
+    return {
+        name: t[rows] if name == "outputs" else t[:, rows] if name in ("weights", "scores") else t
+        for name, t in tensors.items()
+    }
+
+
+def _difference(a: Tensors, b: Tensors) -> float:
+    worst = 0.0
+    for name, x in a.items():
+        y = b[name]
+        finite = np.isfinite(y)
+        if not np.array_equal(np.isfinite(x), finite):
+            return float("inf")
+        largest = np.abs(y[finite]).max(initial=0.0)
+        gap = np.abs(x[finite] - y[finite]).max(initial=0.0)
+        worst = max(worst, float(gap / largest) if largest else float(gap))
+    return worst
+
+
+def _check_company(name: str, runner: Runner, batch: Batch, label: str) -> None:
+    """Bitwise equality of each sequence alone and in the batch."""
+    together = runner.run(batch)
+    for i, tensors in enumerate(together):
+        alone = runner.run(
+            replace(
+                batch,
+                inputs=batch.inputs[i : i + 1],
+                masks=None if batch.masks is None else batch.masks[i : i + 1],
+                biases=None if batch.biases is None else batch.biases[i : i + 1],
+            )
+        )[0]
+        for tensor in tensors:
+            if not np.array_equal(alone[tensor], tensors[tensor], equal_nan=True):
+                raise ParityError(f"{name} computes other {tensor} alone than in a batch: {label}")

@@ -1,0 +1,100 @@
+"""Errors as `application/problem+json`, RFC 9457: the one table from error to status."""
+
+import inspect
+import math
+from typing import Any
+
+import orjson
+
+from models import errors as model_errors
+from models.errors import ArtifactError, AttentionError, InvalidInput, InvalidModel
+from service import errors
+from service.errors import Later, MethodNotAllowed
+
+MEDIA_TYPE = "application/problem+json"
+
+STATUS: dict[type[AttentionError], int] = {
+    errors.Unparsable: 400,
+    errors.Unauthorized: 401,
+    errors.Forbidden: 403,
+    errors.NotFound: 404,
+    errors.MethodNotAllowed: 405,
+    errors.NotAcceptable: 406,
+    errors.ClientTimeout: 408,
+    errors.TooLarge: 413,
+    errors.UnsupportedMediaType: 415,
+    InvalidInput: 422,
+    errors.RateLimited: 429,
+    errors.ClientGone: 499,
+    errors.BackendFailed: 500,
+    InvalidModel: 500,
+    ArtifactError: 500,
+    errors.Later: 503,
+    errors.DeadlineExceeded: 504,
+    AttentionError: 500,
+}
+"""Status of an error's nearest ancestor. 499 is never sent: nobody is there; it labels metrics and log lines."""
+
+
+def status_of(error: type[AttentionError]) -> int:
+    """The status of an error class."""
+    return next(STATUS[cls] for cls in error.__mro__ if cls in STATUS)
+
+
+def outcome_of(status: int) -> str:
+    """How a request that was answered with `status` ended, one of `metrics.OUTCOMES`."""
+    if status < 400:
+        return "ok"
+    if status in (413, 429, 503):
+        return "rejected"
+    if status in (408, 504):
+        return "expired"
+    if status == 499:
+        return "cancelled"
+    return "invalid" if status < 500 else "failed"
+
+
+def title_of(error: type[AttentionError]) -> str:
+    """The first line of the class's docstring, without its full stop."""
+    return inspect.getdoc(error).partition("\n")[0].rstrip(".")  # type: ignore[union-attr]  # each of them has one
+
+
+def type_of(error: type[AttentionError]) -> str:
+    """The stable relative URI of an error class."""
+    return f"/problems/{error.code}"
+
+
+def problem(error: AttentionError, request_id: str) -> tuple[int, bytes, list[tuple[bytes, bytes]]]:
+    """Status, body and extra headers of the answer to a failed request."""
+    kind = type(error)
+    status = status_of(kind)
+    body: dict[str, Any] = {
+        "type": type_of(kind),
+        "title": title_of(kind),
+        "status": status,
+        "detail": error.detail,
+        "instance": request_id,
+    }
+    if error.fields:
+        body["errors"] = [{"pointer": field.pointer, "detail": field.detail} for field in error.fields]
+    headers: list[tuple[bytes, bytes]] = []
+    if isinstance(error, Later):
+        headers.append((b"retry-after", str(math.ceil(error.retry_after_s)).encode()))
+    if isinstance(error, MethodNotAllowed):
+        headers.append((b"allow", ", ".join(error.allowed).encode()))
+    if isinstance(error, errors.Unauthorized):
+        headers.append((b"www-authenticate", b"Bearer"))
+    return status, orjson.dumps(body), headers
+
+
+def known_problems() -> list[type[AttentionError]]:
+    """Every error class that an answer may name, by code."""
+    found: dict[str, type[AttentionError]] = {}
+    waiting: list[type[AttentionError]] = [AttentionError]
+    while waiting:
+        cls = waiting.pop()
+        waiting.extend(cls.__subclasses__())
+        if cls.__module__.startswith((model_errors.__name__, "service.")) and status_of(cls) != 499:
+            found.setdefault(cls.code, cls)
+    internal = {AttentionError.code, errors.Later.code, errors.ConfigurationError.code}
+    return [found[code] for code in sorted(found.keys() - internal)]

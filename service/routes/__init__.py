@@ -1,0 +1,18 @@
+"""Endpoints: one file per family. To add one, write the file and name it here."""
+
+from fastapi import APIRouter
+
+from service.routes import health, models, pages
+from service.routes.attention import AttentionRoute
+from service.routes.base import RawRoute
+from service.runtime import Runtime
+
+
+def routers(runtime: Runtime) -> list[APIRouter]:
+    """Ordinary endpoints, served by FastAPI."""
+    return [health.router(runtime), models.router(runtime), pages.router()]
+
+
+def raw_routes(runtime: Runtime) -> list[RawRoute]:
+    """Tensor endpoints, served without it."""
+    return [AttentionRoute(runtime)]

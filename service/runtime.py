@@ -1,0 +1,119 @@
+"""The parts of one running service and their life: loading, ready, draining, stopped."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from models.errors import AttentionError
+from service.access import Access
+from service.body import Intake
+from service.catalog import load_catalog
+from service.engine import LocalEngine
+from service.errors import ConfigurationError, NotReady
+from service.gpu import watch_gpus
+from service.metrics import Metrics
+from service.settings import Settings
+
+log = logging.getLogger(__name__)
+
+STALLED_S = 60.0
+"""A batch that runs longer than this says that the device hangs: the service is not ready any more."""
+
+
+class Runtime:
+    """What routes share. Made once per application."""
+
+    def __init__(self, settings: Settings, on_fatal: Callable[[AttentionError], None] | None = None) -> None:
+        """Nothing is loaded yet; `on_fatal` is called if the service turns out not to be able to start."""
+        self.settings = settings
+        self.metrics = Metrics()
+        self.intake = Intake(settings, self.metrics)
+        self.access = Access(settings, self.metrics)
+        self._on_fatal = on_fatal
+        self._engine: LocalEngine | None = None
+        self._loading: asyncio.Task[None] | None = None
+        self._fatal: AttentionError | None = None
+        self._closing = False
+        self.metrics.watch(self.metrics.ready, lambda: float(not self.obstacle()))
+
+    @property
+    def engine(self) -> LocalEngine:
+        """The engine.
+
+        Raises:
+            NotReady: while it loads, and for good if it could not be loaded or its backends disagree.
+        """
+        if self._engine is None or self._engine.catalog.failures:
+            raise NotReady(self.obstacle(), retry_after_s=5)
+        return self._engine
+
+    @property
+    def draining(self) -> bool:
+        """Whether the service is shutting down."""
+        return self._closing
+
+    def obstacle(self) -> str:
+        """Why the service is not ready; empty if it is."""
+        if self._closing:
+            return "the service is shutting down"
+        if self._fatal is not None:
+            return f"the service could not start: {self._fatal}"
+        if self._engine is None:
+            return "models are still being loaded and checked"
+        if failures := self._engine.catalog.failures:
+            return f"backends disagree: {'; '.join(failures)}"
+        if not self._engine.batcher.alive:
+            return "a compute slot has died"
+        if (busy := self._engine.batcher.oldest_run_s()) > STALLED_S:
+            return f"a batch has been computing for {busy:.0f} s"
+        return ""
+
+    def start(self) -> None:
+        """Begin to load, in the background: liveness and metrics are served meanwhile."""
+        self._loading = asyncio.get_running_loop().create_task(self._load())
+
+    async def _load(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            catalog = await asyncio.to_thread(load_catalog, self.settings, self.metrics)
+            watch_gpus(self.metrics)
+            self._engine = LocalEngine(self.settings, catalog, self.metrics, loop)
+        except Exception as error:
+            self._fatal = error if isinstance(error, AttentionError) else ConfigurationError(f"start failed: {error}")
+            if not isinstance(error, AttentionError):
+                log.exception("the service could not start")
+            if self._on_fatal is not None:
+                self._on_fatal(self._fatal)
+            return
+        if obstacle := self.obstacle():
+            log.error("not ready: %s", obstacle)
+        else:
+            log.info("ready: %s on %s", ", ".join(sorted(catalog.models)), catalog.device)
+
+    @property
+    def started(self) -> bool:
+        """Whether loading has begun."""
+        return self._loading is not None
+
+    async def loaded(self) -> None:
+        """Wait until loading has ended, well or badly."""
+        if self._loading is not None:
+            await asyncio.shield(self._loading)
+
+    def begin_drain(self) -> None:
+        """From now on the service says that it is not ready, and refuses new work."""
+        self._closing = True
+        if self._engine is not None:
+            self._engine.batcher.refuse()
+
+    async def stop(self) -> None:
+        """Answer what was accepted, `shutdown_timeout_s` at most, then close."""
+        self.begin_drain()
+        if self._engine is None:
+            return
+        try:
+            async with asyncio.timeout(self.settings.shutdown_timeout_s):
+                await self._engine.batcher.drain()
+        except TimeoutError:
+            log.error("stopped with work unfinished after %g s", self.settings.shutdown_timeout_s)
+        self._engine.batcher.close()
