@@ -1,0 +1,87 @@
+"""Fixtures: a clean environment, settings of this test run's own, and a service that really runs."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from service.settings import Settings
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees the settings of whoever runs it."""
+    for name in list(os.environ):
+        if name.startswith("ATTENTION_") or name == "PORT":
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of exported graphs, shared by this run's tests: an export takes a second."""
+    return tmp_path_factory.mktemp("artifacts")
+
+
+@pytest.fixture
+def settings(artifacts: Path) -> Settings:
+    """Default settings on the CPU."""
+    return Settings(artifacts=artifacts, device="cpu")
+
+
+@dataclass
+class Server:
+    """A service in a process of its own.
+
+    Attributes:
+        url: where it listens.
+        process: the process; stopping it is the fixture's work unless the test is about that.
+    """
+
+    url: str
+    process: "subprocess.Popen[str]"
+
+    def stop(self, number: int = signal.SIGTERM, timeout: float = 60) -> int:
+        """Signal it, and wait for its exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(timeout)
+
+
+def start_server(artifacts: Path, **environment: str) -> Server:
+    """Start `attention serve` on a free loopback port and wait until it is ready."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_") and name != "PORT"}
+    clean |= {"ATTENTION_ARTIFACTS": str(artifacts), "ATTENTION_DEVICE": "cpu", "PYTHONUNBUFFERED": "1", **environment}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "service", "serve", "--port", "0"],
+        cwd=ROOT,
+        env=clean,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    seen = []
+    for line in process.stdout:
+        seen.append(line)
+        if "ready at " in line:
+            url = line.rpartition("ready at ")[2].strip()
+            # Whoever reads nothing lets the pipe fill up, and the server with it.
+            threading.Thread(target=process.stdout.read, daemon=True).start()
+            return Server(url, process)
+    raise AssertionError(f"the server ended with {process.wait(10)}:\n{''.join(seen)}")
+
+
+@pytest.fixture(scope="session")
+def server(artifacts: Path) -> Iterator[Server]:
+    """One service for all tests that only talk to it."""
+    running = start_server(artifacts)
+    yield running
+    if running.process.poll() is None:
+        assert running.stop() == 0
