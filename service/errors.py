@@ -3,6 +3,7 @@
 ```
 AttentionError
 ├── InvalidInput ... see models.errors
+│   ├── WrongType           a string where a number belongs, a float where a boolean does
 │   ├── UnknownField        a field or parameter that does not exist
 │   ├── InvalidOption       a field or parameter with a value it cannot have
 │   └── ConflictingFields   fields that exclude each other, or the same one given twice
@@ -21,11 +22,20 @@ AttentionError
 ├── DeadlineExceeded        not done in the time the caller gave
 ├── ClientTimeout           the caller did not send its body in time
 ├── ClientGone              nobody is there to take the answer
-└── BackendFailed           a bug or a broken device on our side
+├── BackendFailed           the computation failed: a bug or a broken device
+├── InternalError           anything unforeseen
+├── ParityError             two backends disagree about a layer; met at load, never by a request
+└── ConfigurationError      the service cannot start as it is configured
 ```
 """
 
 from models.errors import AttentionError, FieldError, InvalidInput
+
+
+class WrongType(InvalidInput):
+    """A value is of the wrong JSON or tensor type."""
+
+    code = "wrong-type"
 
 
 class UnknownField(InvalidInput):
@@ -164,6 +174,18 @@ class BackendFailed(AttentionError):
     """The computation failed on our side; the log says why."""
 
     code = "backend-failed"
+
+
+class InternalError(AttentionError):
+    """Something unforeseen went wrong on our side; it has been logged."""
+
+    code = "internal-error"
+
+
+class ParityError(AttentionError):
+    """Two backends disagree about a layer, or one disagrees with itself."""
+
+    code = "parity"
 
 
 class ConfigurationError(AttentionError):

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from models.errors import AttentionError
-from service.errors import BackendFailed, ClientGone
+from service.errors import ClientGone, InternalError
 from service.metrics import Metrics
 from service.problems import MEDIA_TYPE, outcome_of, problem
 
@@ -23,12 +23,6 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 PRINTABLE = re.compile(rb"[\x20-\x7e]{1,128}")
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-
-
-class InternalError(BackendFailed):
-    """Something went wrong on our side; it has been logged."""
-
-    code = "internal-error"
 
 
 class Exchange:
@@ -101,7 +95,9 @@ class Observe:
         except Exception as error:
             if not isinstance(error, AttentionError):
                 log.exception("request %s failed", exchange.request_id.decode())
-                error = InternalError("something went wrong on our side; it has been logged under this instance id")
+                error = InternalError(
+                    "something unforeseen went wrong on our side; it is logged under this instance id"
+                )
             if exchange.status:  # too late to say anything else than that the answer is broken
                 exchange.status = 500
                 raise

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from models.errors import AttentionError
 from models.types import TENSOR_NAMES, Projections
 from service.backends.base import Batch, Runner, Tensors
+from service.errors import ParityError
 
 LENGTHS = (1, 2, 7, 33)
 
@@ -16,12 +16,6 @@ BETWEEN_BACKENDS = 1e-5
 
 TO_REFERENCE = 1e-4
 """Largest difference allowed to the float64 reference: float32 itself is this coarse where scores are large."""
-
-
-class ParityError(AttentionError):
-    """Two backends disagree about a layer, or one disagrees with itself."""
-
-    code = "parity"
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,14 +87,17 @@ def problem(error: AttentionError, request_id: str) -> tuple[int, bytes, list[tu
     return status, orjson.dumps(body), headers
 
 
+NEVER_ANSWERED = frozenset({
+    AttentionError, ArtifactError, InvalidModel, errors.Later, errors.ClientGone, errors.ConfigurationError,
+    errors.ParityError,
+})  # fmt: skip
+"""Errors of starting and loading, abstract ones, and the one whose caller has left."""
+
+
 def known_problems() -> list[type[AttentionError]]:
     """Every error class that an answer may name, by code."""
     found: dict[str, type[AttentionError]] = {}
-    waiting: list[type[AttentionError]] = [AttentionError]
-    while waiting:
-        cls = waiting.pop()
-        waiting.extend(cls.__subclasses__())
-        if cls.__module__.startswith((model_errors.__name__, "service.")) and status_of(cls) != 499:
-            found.setdefault(cls.code, cls)
-    internal = {AttentionError.code, errors.Later.code, errors.ConfigurationError.code}
-    return [found[code] for code in sorted(found.keys() - internal)]
+    for cls in (*vars(model_errors).values(), *vars(errors).values()):
+        if isinstance(cls, type) and issubclass(cls, AttentionError) and cls not in NEVER_ANSWERED:
+            found[cls.code] = cls
+    return [found[code] for code in sorted(found)]

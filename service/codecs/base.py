@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 import numpy as np
 from pydantic import ValidationError
 
-from models.errors import InvalidInput, NonFinite, ShapeMismatch
+from models.errors import NonFinite, ShapeMismatch
 from models.types import F32, Array, Bool, Projections, SequenceInput
 from service.errors import ConflictingFields, InvalidOption, UnknownField, Unparsable
 from service.messages import AttentionInput, AttentionOutput, Form, Options
@@ -51,12 +51,6 @@ class Encoder(Protocol):
 
     def encode(self, output: AttentionOutput) -> bytes:
         """The answer's bytes."""
-
-
-class WrongType(InvalidInput):
-    """A value is of the wrong JSON or tensor type."""
-
-    code = "wrong-type"
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

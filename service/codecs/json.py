@@ -22,7 +22,6 @@ from service.codecs.base import (
     OPTION_NAMES,
     PROJECTION_NAMES,
     TENSOR_FIELDS,
-    WrongType,
     assemble,
     float32,
     merged,
@@ -31,7 +30,7 @@ from service.codecs.base import (
     options,
     query_options,
 )
-from service.errors import ConflictingFields, UnknownField, Unparsable
+from service.errors import ConflictingFields, UnknownField, Unparsable, WrongType
 from service.messages import AttentionInput, AttentionOutput, Form, Options, TopK
 
 FIELDS = (*TENSOR_FIELDS, *OPTION_NAMES)

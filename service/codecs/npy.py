@@ -8,8 +8,8 @@ import orjson
 from numpy.lib import format as npy_format
 
 from models.types import Array
-from service.codecs.base import FLOATS, WrongType, assemble, flat_tensors, float32, metadata, query_options
-from service.errors import Unparsable
+from service.codecs.base import FLOATS, assemble, flat_tensors, float32, metadata, query_options
+from service.errors import Unparsable, WrongType
 from service.messages import AttentionInput, AttentionOutput
 
 

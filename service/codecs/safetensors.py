@@ -15,7 +15,6 @@ import orjson
 from models.types import Array, Projections
 from service.codecs.base import (
     PROJECTION_NAMES,
-    WrongType,
     assemble,
     flat_tensors,
     float32,
@@ -23,7 +22,7 @@ from service.codecs.base import (
     nearest,
     query_options,
 )
-from service.errors import UnknownField, Unparsable
+from service.errors import UnknownField, Unparsable, WrongType
 from service.messages import AttentionInput, AttentionOutput, Form
 
 DTYPES = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "BOOL": "?"}

@@ -267,10 +267,12 @@ function showFailure(failure, moveFocus) {
     console.error(failure);
     failure = new Failure("This page has a bug", String(failure));
   }
-  const told = failure.errors.filter(({ detail }) => detail && detail !== failure.message);
-  const lines = told.map(({ pointer, detail }) => make("li", {}, `${capital(placeOf(pointer))}: ${detail}`));
-  $("problem").replaceChildren(make("strong", {}, failure.title), failure.message);
-  if (lines.length) $("problem").append(make("ul", {}, ...lines));
+  const told = failure.errors.filter(({ detail }) => detail);
+  const lines = told.map(({ pointer, detail }) => `${capital(placeOf(pointer))}: ${detail}`);
+  // The service's own detail often is "pointer: detail" of its one error, which reads better with the place in words.
+  const repeated = told.length === 1 && failure.message.endsWith(told[0].detail);
+  $("problem").replaceChildren(make("strong", {}, failure.title), repeated ? lines[0] : failure.message);
+  if (lines.length && !repeated) $("problem").append(make("ul", {}, ...lines.map((line) => make("li", {}, line))));
   if (/^\/problems\/[\w-]+$/.test(failure.type)) {
     $("problem").append(" ", make("a", { href: failure.type.slice(1), textContent: "About this error" }));
   }
@@ -411,7 +413,7 @@ function drawOutputs() {
     const cells = numbers.slice(0, width).map((number) => make("td", { textContent: printed(number) }));
     return make("tr", {}, make("th", { scope: "row", textContent: tokens[row] }), ...cells);
   });
-  const caption = make("caption", {}, "Outputs", make("small", {}, "The values of all tokens, mixed by the weights of the row."));
+  const caption = make("caption", {}, "Outputs", make("small", {}, "What each token becomes: the values of all tokens, mixed by its row of weights."));
   $("outputs").replaceChildren(caption, head, make("tbody", {}, ...rows));
   const cuts = [
     outputs.length > drawn.length && `the first ${drawn.length} of ${outputs.length} tokens`,
@@ -421,10 +423,10 @@ function drawOutputs() {
   $("outputs-cut").textContent = cuts.length ? `Shown: ${cuts.join(", ")}.` : "";
 }
 
-/** `decode;dur=0.1, queue;dur=2` as `decode 0.10 ms · queue 2.00 ms`. */
+/** `decode;dur=0.1, queue;dur=2` as `decode 0.10 · queue 2.00`. */
 function timingLine(header) {
   const stages = header.split(",").map((part) => /^\s*([\w-]+).*?;\s*dur=([\d.]+)/.exec(part)).filter(Boolean);
-  return stages.map(([, stage, ms]) => `${stage} ${Number(ms).toFixed(2)} ms`).join(" · ") || "not reported";
+  return stages.map(([, stage, ms]) => `${stage} ${Number(ms).toFixed(2)}`).join(" · ") || "not reported";
 }
 
 function curlLine(body) {
