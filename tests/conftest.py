@@ -47,11 +47,20 @@ class Server:
 
     url: str
     process: "subprocess.Popen[str]"
+    reader: threading.Thread
 
     def stop(self, number: int = signal.SIGTERM, timeout: float = 60) -> int:
         """Signal it, and wait for its exit code."""
         self.process.send_signal(number)
-        return self.process.wait(timeout)
+        return self.wait(timeout)
+
+    def wait(self, timeout: float = 60) -> int:
+        """Wait for its exit code."""
+        code = self.process.wait(timeout)
+        self.reader.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
 
 
 def start_server(artifacts: Path, **environment: str) -> Server:
@@ -73,8 +82,10 @@ def start_server(artifacts: Path, **environment: str) -> Server:
         if "ready at " in line:
             url = line.rpartition("ready at ")[2].strip()
             # Whoever reads nothing lets the pipe fill up, and the server with it.
-            threading.Thread(target=process.stdout.read, daemon=True).start()
-            return Server(url, process)
+            reader = threading.Thread(target=process.stdout.read, daemon=True)
+            reader.start()
+            return Server(url, process, reader)
+    process.stdout.close()
     raise AssertionError(f"the server ended with {process.wait(10)}:\n{''.join(seen)}")
 
 

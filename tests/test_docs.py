@@ -1,0 +1,95 @@
+"""The documentation says what the code does: its tables are compared with the code, its links and examples tried."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from service.metrics import Metrics
+from service.problems import known_problems, status_of, title_of
+from service.settings import PREFIX, Settings
+
+ROOT = Path(__file__).parent.parent
+DOCS = sorted(
+    [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")]
+)
+
+
+def setting_rows() -> list[str]:
+    rows = []
+    for name, field in Settings.model_fields.items():
+        default = field.get_default()
+        if name == "artifacts":
+            shown = "`models/artifacts` beside the code"
+        elif default in (None, "", ()):
+            shown = "unset"
+        else:
+            shown = f"`{str(default).lower() if isinstance(default, bool) else default}`"
+        rows.append(f"| `{PREFIX}{name.upper()}` | {shown} | {field.description} |")
+    return rows
+
+
+def metric_rows() -> list[str]:
+    own = [family for family in Metrics().registry.collect() if family.name.startswith("attention_")]
+    rows = []
+    for family in own:
+        name = family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
+        rows.append(f"| `{name}` | {family.type} | {family.documentation} |")
+    return rows
+
+
+def problem_rows() -> list[str]:
+    return [f"| `/problems/{cls.code}` | {status_of(cls)} | {title_of(cls)}. |" for cls in known_problems()]
+
+
+@pytest.mark.parametrize(
+    ("page", "rows"),
+    [("docs/settings.md", setting_rows()), ("docs/metrics.md", metric_rows()), ("docs/api.md", problem_rows())],
+)
+def test_each_table_holds_exactly_what_the_code_has(page: str, rows: list[str]):
+    """A setting, metric or error that nobody can look up is half built."""
+    text = (ROOT / page).read_text()
+    first = rows[0].split("`")[1]
+    prefix = first[: len("/problems/")] if first.startswith("/problems/") else first[: len("attention_")]
+    documented = [line for line in text.splitlines() if line.startswith(f"| `{prefix}")]
+
+    assert documented == rows, "the table should read:\n" + "\n".join(rows)
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_relative_links_lead_somewhere(page: Path):
+    """A dead link wastes a reader's time."""
+    text = page.read_text()
+    links = [link for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text) if "://" not in link]
+
+    missing = [link for link in links if not (page.parent / link).exists()]
+
+    assert missing == []
+
+
+def test_the_readme_names_the_two_commands_that_ci_runs():
+    """What CI checks is what a reader is told to run."""
+    readme, ci, makefile = ((ROOT / name).read_text() for name in ("README.md", ".ci/run", "Makefile"))
+
+    for command in ("make serve", "make test"):
+        assert command in readme
+    assert "make test" in ci
+    assert re.search(r"^test:.*setup-dev", makefile, re.MULTILINE)
+
+
+@pytest.mark.server
+def test_json_examples_of_the_readme_and_the_api_page_answer_200(server):
+    """An example that does not run teaches mistrust."""
+    from urllib.request import Request, urlopen
+
+    bodies = []
+    for page in (ROOT / "README.md", ROOT / "docs/api.md"):
+        bodies += re.findall(r"/v1/attention[^\n]* -d '(\{.*?\})'", page.read_text(), re.DOTALL)
+
+    assert len(bodies) >= 3
+    for body in bodies:
+        json.loads(body)
+        request = Request(f"{server.url}/v1/attention", body.encode(), {"Content-Type": "application/json"})
+        with urlopen(request, timeout=30) as answer:
+            assert answer.status == 200
