@@ -17,9 +17,6 @@ from models.weights import AttentionWeights
 
 log = logging.getLogger(__name__)
 
-DEFAULT_FOLDER = Path(__file__).parent / "artifacts"
-"""Where graphs are kept unless `ATTENTION_ARTIFACTS` says otherwise."""
-
 
 def artifact_key(spec: AttentionSpec, weights: AttentionWeights) -> str:
     """SHA-256 over all that an exported graph depends on: spec, numbers, exporter."""
@@ -34,7 +31,7 @@ class ArtifactStore:
     written costs the time of an export at each start and a warning, nothing else.
     """
 
-    def __init__(self, folder: Path = DEFAULT_FOLDER) -> None:
+    def __init__(self, folder: Path) -> None:
         """Keep graphs under `folder`, made on first use."""
         self.folder = folder
 

@@ -9,11 +9,12 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from models.store import DEFAULT_FOLDER
+import models
 from service.errors import ConfigurationError
 
 PREFIX = "ATTENTION_"
 MIB = 1 << 20
+DEFAULT_ARTIFACTS = Path(models.__file__).parent / "artifacts"
 
 
 class Settings(BaseSettings):
@@ -39,7 +40,7 @@ class Settings(BaseSettings):
         default=None, description="Folder of the models served beside the built-in ones."
     )
     artifacts: Path = Field(
-        default=DEFAULT_FOLDER, description="Folder of exported ONNX graphs; may be deleted at any time."
+        default=DEFAULT_ARTIFACTS, description="Folder of exported ONNX graphs; may be deleted at any time."
     )
     compute_threads: int = Field(
         default=0,

@@ -37,8 +37,10 @@ def demo(
         console.print(json.dumps(request), style="dim")
         answer = _call(f"{base}/v1/attention", request)
     labels = example["labels"]
+    console.print("\nweights: each row is a token looking at all tokens; it sums to 1", style="bold")
     console.print(_weights(labels, answer["weights"]))
-    table = Table(title="outputs = weights × values", title_justify="left", box=None)
+    console.print("\noutputs = weights × values", style="bold")
+    table = Table(box=None)
     table.add_column("")
     for i in range(len(answer["outputs"][0])):
         table.add_column(f"v{i}", justify="right")
@@ -46,12 +48,13 @@ def demo(
         table.add_row(label, *(f"{x:.3f}" for x in row))
     console.print(table)
     backend = answer["backend"]
-    console.print(f"Computed by {backend['name']} on {backend['device']} ({backend['provider']}, {backend['dtype']}).")
+    console.print(
+        f"\nComputed by {backend['name']} on {backend['device']} ({backend['provider']}, {backend['dtype']})."
+    )
 
 
 def _weights(labels: list[str], weights: list[list[float]]) -> Table:
-    title = "weights: each row is a token looking at all tokens, and sums to 1"
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 0))
+    table = Table(box=None, padding=(0, 0))
     table.add_column("")
     for label in labels:
         table.add_column(label, justify="right")
