@@ -22,6 +22,16 @@ function make(tag, properties = {}, ...children) {
   return element;
 }
 
+/** The row of column names above rows of tokens. */
+function titles(names) {
+  const columns = names.map((name) => make("th", { scope: "col", textContent: name }));
+  return make("tr", {}, make("th", { scope: "col", className: "token", textContent: "token" }), ...columns);
+}
+
+function tokenRow(name, cells) {
+  return make("tr", {}, make("th", { scope: "row", textContent: name }), ...cells);
+}
+
 const printed = (number) => number.toFixed(2).replace(/^-(?=0\.00$)/, "").replace("-", "−");
 
 // --- Calls ---------------------------------------------------------------------------------------------------------
@@ -61,7 +71,8 @@ function failureOf(response, text) {
     const { title, detail, errors, type } = JSON.parse(text);
     return new Failure(title ?? `Status ${response.status}`, detail ?? "", { errors, type, status: response.status });
   } catch {
-    return new Failure(`Status ${response.status}`, "The service gave no further details.", { status: response.status });
+    const { status } = response;
+    return new Failure(`Status ${status}`, "The service gave no further details.", { status });
   }
 }
 
@@ -129,7 +140,7 @@ function startOver() {
     fillCells(inputs);
   } else {
     $("json").value = `[\n${inputs.map((row) => ` ${JSON.stringify(row)}`).join(",\n")}\n]`;
-    const origin = example ? "" : " These are made up.";
+    const origin = example ? "" : " Those you find here are made up.";
     $("json-hint").textContent = `A list of tokens, each a list of ${state.model.embed_dim} numbers.${origin}`;
   }
   clearProblem();
@@ -149,10 +160,9 @@ function madeUp({ name, embed_dim: width }) {
 }
 
 function fillCells(inputs) {
-  const caption = make("caption", {}, "Token embeddings", make("small", {}, "One row per token; every number can be changed."));
-  const names = columnNames().map((name) => make("th", { scope: "col", textContent: name }));
-  const head = make("thead", {}, make("tr", {}, make("th", { scope: "col", className: "token", textContent: "token" }), ...names));
-  $("cells").replaceChildren(caption, head, make("tbody", {}, ...inputs.map(cellRow)));
+  const caption = make("caption", {}, "Token embeddings", make("small", {}, "Every number can be changed."));
+  const header = make("thead", {}, titles(columnNames()));
+  $("cells").replaceChildren(caption, header, make("tbody", {}, ...inputs.map(cellRow)));
   $("drop-token").disabled = inputs.length < 2;
 }
 
@@ -163,7 +173,7 @@ function cellRow(numbers, row) {
     input.setAttribute("aria-label", `${state.tokens[row]}, ${columnNames()[column]}`);
     return make("td", {}, input);
   });
-  return make("tr", {}, make("th", { scope: "row", textContent: state.tokens[row] }), ...cells);
+  return tokenRow(state.tokens[row], cells);
 }
 
 function addToken() {
@@ -220,7 +230,8 @@ function numberOf(text) {
 }
 
 function readJson() {
-  const refuse = (detail) => new Failure("The embeddings cannot be read", detail, { errors: [{ pointer: "/inputs", detail: "" }] });
+  const errors = [{ pointer: "/inputs", detail: "" }]; // marks the field; the message says it all
+  const refuse = (detail) => new Failure("The embeddings cannot be read", detail, { errors });
   let inputs;
   try {
     inputs = JSON.parse($("json").value);
@@ -293,7 +304,7 @@ function showFailure(failure, moveFocus) {
 
 // --- Asking --------------------------------------------------------------------------------------------------------
 
-/** Send what the form holds and draw the answer. `byHand`: the visitor pressed Attend, so focus may move to a mistake. */
+/** Send what the form holds and draw the answer. Only if the visitor pressed Attend may focus move to a mistake. */
 async function attend(byHand) {
   state.running?.abort();
   const running = (state.running = new AbortController());
@@ -339,7 +350,8 @@ function drawAnswer({ body, headers }) {
   $("timing").textContent = timingLine(headers.get("server-timing") ?? "");
   $("curl").textContent = curlLine(state.shown.body);
   $("copied").textContent = "";
-  $("status").textContent = `Done: ${plural(tokens.length, "token")}, ${plural(heads.length, "head")}, computed by ${name}.`;
+  const sizes = `${plural(tokens.length, "token")}, ${plural(heads.length, "head")}`;
+  $("status").textContent = `Done: ${sizes}, computed by ${name}.`;
 }
 
 // --- Drawing -------------------------------------------------------------------------------------------------------
@@ -353,9 +365,8 @@ function drawHead(head) {
   setDisabled($("head-next"), head === heads.length - 1);
 
   const caption = heads.length === 1 ? "Attention weights" : `Attention weights of head ${head + 1} of ${heads.length}`;
-  const axis = make("tr", {}, make("td"), make("th", { scope: "colgroup", colSpan: names.length, className: "axis", textContent: "looks at" }));
-  const columns = names.map((name) => make("th", { scope: "col", textContent: name }));
-  const titles = make("tr", {}, make("th", { scope: "col", className: "token", textContent: "token" }), ...columns);
+  const axis = make("th", { scope: "colgroup", colSpan: names.length, className: "axis", textContent: "looks at" });
+  const header = make("thead", {}, make("tr", {}, make("td"), axis), titles(names));
   const rows = names.map((name, row) => {
     const most = Math.max(...weights[row]);
     const cells = names.map((_, column) => {
@@ -367,9 +378,9 @@ function drawHead(head) {
       cell.style.setProperty("--w", String(weight));
       return cell;
     });
-    return make("tr", {}, make("th", { scope: "row", textContent: name }), ...cells);
+    return tokenRow(name, cells);
   });
-  $("weights").replaceChildren(make("caption", {}, caption), make("thead", {}, axis, titles), make("tbody", {}, ...rows));
+  $("weights").replaceChildren(make("caption", {}, caption), header, make("tbody", {}, ...rows));
   const cut = tokens.length > names.length;
   $("weights-cut").hidden = !cut;
   $("weights-cut").textContent = cut ? `Drawn: the first ${names.length} of ${tokens.length} tokens.` : "";
@@ -407,14 +418,14 @@ function drawOutputs() {
   const { outputs, tokens } = state.shown;
   const width = Math.min(outputs[0].length, DRAWN_COLUMNS);
   const drawn = outputs.slice(0, DRAWN_TOKENS);
-  const columns = Array.from({ length: width }, (_, i) => make("th", { scope: "col", textContent: `out ${i + 1}` }));
-  const head = make("thead", {}, make("tr", {}, make("th", { scope: "col", className: "token", textContent: "token" }), ...columns));
+  const columns = Array.from({ length: width }, (_, i) => `out ${i + 1}`);
   const rows = drawn.map((numbers, row) => {
     const cells = numbers.slice(0, width).map((number) => make("td", { textContent: printed(number) }));
-    return make("tr", {}, make("th", { scope: "row", textContent: tokens[row] }), ...cells);
+    return tokenRow(tokens[row], cells);
   });
-  const caption = make("caption", {}, "Outputs", make("small", {}, "What each token becomes: the values of all tokens, mixed by its row of weights."));
-  $("outputs").replaceChildren(caption, head, make("tbody", {}, ...rows));
+  const about = "What each token becomes: the values of all tokens, mixed by its row of weights.";
+  const caption = make("caption", {}, "Outputs", make("small", {}, about));
+  $("outputs").replaceChildren(caption, make("thead", {}, titles(columns)), make("tbody", {}, ...rows));
   const cuts = [
     outputs.length > drawn.length && `the first ${drawn.length} of ${outputs.length} tokens`,
     outputs[0].length > width && `the first ${width} of ${outputs[0].length} columns`,
@@ -431,7 +442,7 @@ function timingLine(header) {
 
 function curlLine(body) {
   const key = $("key").value ? ` \\\n  -H "Authorization: Bearer $ATTENTION_KEY"` : "";
-  const url = new URL("v1/attention", document.baseURI).href; // location.origin, and the prefix of a proxy if there is one
+  const url = new URL("v1/attention", document.baseURI).href; // location.origin, with a proxy's prefix if it has one
   return `curl -sS ${url} \\\n  -H 'Content-Type: application/json'${key} \\\n  -d '${body.replaceAll("'", "'\\''")}'`;
 }
 
