@@ -52,12 +52,11 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 
 
 # The graphs are the same for both builds of torch. The command also compares the backends: if they disagree, no image.
-# It makes files that only their owner may read, and the service runs as another user.
 FROM deps AS export
 COPY --from=app /app /app
 ENV ATTENTION_ARTIFACTS=/opt/attention/artifacts \
     ATTENTION_DEVICE=cpu
-RUN attention export && chmod -R a+rX "$ATTENTION_ARTIFACTS"
+RUN attention export
 
 
 # Everything under /app and /opt/attention belongs to root: the service reads it and cannot change it.

@@ -67,7 +67,7 @@ def doctor() -> None:
         found.say("bad", f"settings: {error}")
         raise typer.Exit(1) from error
     _check_device(found, settings)
-    found.attempt("artifacts", lambda: _artifacts(settings.artifacts))
+    _check_artifacts(found, settings.artifacts)
     if settings.model_repository is not None:
         found.attempt("model repository", lambda: _repository(settings.model_repository or Path()))
     if found.faults:
@@ -102,10 +102,15 @@ def _try_backend(name: str, device: Device, settings: Settings) -> str:
     return f"works on {backend.info.device} ({backend.info.provider}); rows sum to 1 within {error:.0e}"
 
 
-def _artifacts(folder: Path) -> str:
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder):
-        return f"{folder} can be written"
+def _check_artifacts(found: Doctor, folder: Path) -> None:
+    """A folder that cannot be written is fine where the graphs lie in it already, as in a container."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            found.say("ok", f"artifacts: {folder} can be written")
+    except OSError as error:
+        text = f"artifacts: {folder} cannot be written ({error.strerror})"
+        found.say("note", f"{text}: graphs that are not in it already are exported anew at every start")
 
 
 def _repository(folder: Path) -> str:
