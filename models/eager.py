@@ -31,9 +31,12 @@ class Intermediates(NamedTuple):
 
 def split_heads(flat: Tensor, heads: int, group: int = 1) -> Tensor:
     """(b, n, heads * c) to (b, heads * group, n, c): each head repeated for the `group` query heads it serves."""
-    # One head needs no transposition.
-    split = flat.unsqueeze(-3) if heads == 1 else flat.reshape(*flat.shape[:-1], heads, -1).transpose(-3, -2)
-    return split if group == 1 else split.repeat_interleave(group, dim=-3)
+    if heads == group == 1:  # one head needs no transposition
+        return flat.unsqueeze(-3)
+    split = flat.reshape(*flat.shape[:-1], heads, -1)  # (b, n, heads, c)
+    if group > 1:  # not repeat_interleave: exported, that reshapes with the tokens where `models.export` expects none
+        split = torch.stack([split] * group, dim=-2).flatten(-3, -2)  # (b, n, heads * group, c)
+    return split.transpose(-3, -2)
 
 
 def merge_heads(split: Tensor) -> Tensor:

@@ -65,17 +65,18 @@ def scan(folder: Path) -> tuple[list[ModelEntry], list[BrokenEntry]]:
             if entry.spec.id in good:
                 raise InvalidModel(f"{entry.spec.id} is already served from {good[entry.spec.id].origin}")
             good[entry.spec.id] = entry
-        except (InvalidModel, OSError) as error:
+        except (InvalidModel, OSError, MemoryError) as error:
             broken.append(BrokenEntry(origin, str(error)))
     return list(good.values()), broken
 
 
 def _places(folder: Path) -> Iterator[Path]:
     for name in sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")):
-        if (name / "spec.json").exists():
-            yield name
-            continue
-        versions = sorted(p for p in name.iterdir() if p.is_dir() and not p.name.startswith("."))
+        try:
+            nested = not (name / "spec.json").exists()
+            versions = sorted(p for p in name.iterdir() if p.is_dir() and not p.name.startswith(".")) if nested else []
+        except OSError:  # such as a lost+found: `_read` fails the same way, and that is reported
+            versions = []
         yield from versions or [name]
 
 
@@ -96,7 +97,10 @@ def _entry(spec: AttentionSpec, file: Path | None, origin: str) -> ModelEntry:
     if spec.seed is not None:
         weights = weights_module.seeded(spec, spec.seed)
     elif spec.weights is not None:
-        tensors = {name: np.array(rows, np.float32) for name, rows in spec.weights.items()}
+        for name, rows in spec.weights.items():
+            if len({len(row) for row in rows}) > 1:
+                raise InvalidModel(f"{spec.id}: {name} has rows of different lengths")
+        tensors = {name: np.array(rows, np.float64) for name, rows in spec.weights.items()}
         weights = weights_module.checked(spec, tensors, spec.id)
     elif file is not None and file.exists():
         weights = weights_module.load(spec, file)

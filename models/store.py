@@ -3,8 +3,7 @@
 import hashlib
 import json
 import logging
-import os
-import tempfile
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -81,9 +80,12 @@ class ArtifactStore:
         blob = model.SerializeToString()
         manifest = {"key": key, "sha256": hashlib.sha256(blob).hexdigest(), "exporter": export.EXPORTER}
         place.mkdir(parents=True, exist_ok=True)
-        # The manifest comes last: a reader between the two sees a mismatch and exports for itself.
+        # The manifest comes last: a reader between the two sees a mismatch and exports for itself. Plain files, unlike
+        # those of `tempfile`, may be read by other users, such as the one a container runs as.
         for name, content in (("model.onnx", blob), ("manifest.json", json.dumps(manifest, indent=1).encode())):
-            handle, temporary = tempfile.mkstemp(dir=place, prefix=f".{name}.")
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-            os.replace(temporary, place / name)
+            temporary = place / f".{name}.{uuid.uuid4().hex}"
+            try:
+                temporary.write_bytes(content)
+                temporary.replace(place / name)
+            finally:
+                temporary.unlink(missing_ok=True)

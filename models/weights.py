@@ -95,7 +95,9 @@ def checked(spec: AttentionSpec, tensors: Mapping[str, Array], where: str) -> At
             raise InvalidModel(f"{where}: {name} has shape {tensor.shape}, but {spec.id} needs {want[name]}")
         if tensor.dtype not in (np.float16, np.float32, np.float64):
             raise InvalidModel(f"{where}: {name} has dtype {tensor.dtype}; float16, float32 or float64 are served")
-        if not np.isfinite(tensor.astype(np.float32)).all():
+        with np.errstate(over="ignore"):  # what overflows float32 becomes infinite, and is refused for that
+            finite = np.isfinite(tensor.astype(np.float32)).all()
+        if not finite:
             raise InvalidModel(f"{where}: {name} holds NaN or infinity, or numbers too large for float32")
     return AttentionWeights(**{name: np.ascontiguousarray(t, np.float32) for name, t in tensors.items()})
 

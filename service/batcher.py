@@ -5,17 +5,17 @@ give back one verdict per sequence. There is no window and no idle wait: a lone 
 """
 
 import asyncio
-import heapq
 import logging
 import queue
 import threading
 import time
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from models.errors import AttentionError
+from models.errors import AttentionError, InvalidInput
+from service.backends.base import Tensors
 from service.errors import BackendFailed, ClientGone, DeadlineExceeded, Draining, QueueFull
 from service.messages import Answer
 from service.metrics import Metrics
@@ -76,7 +76,7 @@ class Ticket:
     """An accepted request.
 
     Attributes:
-        future: its verdicts, one per unit in order; or the error that ended it.
+        future: its verdicts, one per unit in order; or the error that ended it. Gone once the ticket is released.
         deadline: when it expires, by the batcher's clock.
         sequences, tokens, bytes: what it counts against the limits.
         submitted, started, finished: by the clock; started when a slot began its first unit.
@@ -95,6 +95,7 @@ class Ticket:
     waiting: int = 0
     running: int = 0
     remaining: int = 0
+    ended: bool = False
     held: bool = True
     timer: Timer | None = None
 
@@ -106,10 +107,11 @@ class Ticket:
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """A unit in the queue. Its unit is dropped, and its memory with it, as soon as nobody waits for the answer."""
+    """A unit in the queue, or running."""
 
     number: int
-    unit: Unit | None
+    key: tuple[object, ...]
+    unit: Unit
     ticket: Ticket
     index: int
 
@@ -155,25 +157,28 @@ def compute(units: Sequence[Unit]) -> tuple[list[Verdict], int]:
         results = runner.run(batch_of(units))
         if len(results) != len(units):
             raise BackendFailed(f"{len(results)} results for {len(units)} sequences")
-    except Exception as error:
+    except BaseException as error:  # noqa: BLE001 - panics of runtimes need not be an Exception; others must not suffer
         if len(units) == 1:
-            log.error("a sequence of %d tokens failed", units[0].length, exc_info=error)
-            return [_as_error(error)], 1
-        half = len(units) // 2
-        left, right = compute(units[:half]), compute(units[half:])
-        return left[0] + right[0], left[1] + right[1] + 1
-    verdicts: list[Verdict] = []
-    for unit, tensors in zip(units, results, strict=True):
-        try:
-            verdicts.append(answer(unit, tensors))
-        except Exception as error:  # noqa: BLE001 - as above
-            verdicts.append(_as_error(error))
-    return verdicts, 0
+            return [_as_error(error, units[0])], 1
+    else:
+        return [_verdict(unit, tensors) for unit, tensors in zip(units, results, strict=True)], 0
+    # Here the error is gone, and with its traceback the memory of the failed run: it may be what was short.
+    half = len(units) // 2
+    left, right = compute(units[:half]), compute(units[half:])
+    return left[0] + right[0], left[1] + right[1] + 1
 
 
-def _as_error(error: Exception) -> AttentionError:
-    if isinstance(error, AttentionError):
-        return error
+def _verdict(unit: Unit, tensors: Tensors) -> Verdict:
+    try:
+        return answer(unit, tensors)
+    except Exception as error:  # noqa: BLE001 - as above
+        return _as_error(error, unit)
+
+
+def _as_error(error: BaseException, unit: Unit) -> AttentionError:
+    if isinstance(error, InvalidInput):
+        return error.with_traceback(None)  # it holds the frames that computed the batch, with all their arrays
+    log.error("a sequence of %d tokens failed", unit.length, exc_info=error)
     return BackendFailed("the computation failed on our side; it has been logged")
 
 
@@ -230,19 +235,19 @@ class Batcher:
     def __init__(self, slots: Slots, limits: Limits, clock: Clock, metrics: Metrics) -> None:
         """Serve through `slots`; `clock` is a `LoopClock` outside of tests."""
         self._slots, self._limits, self._clock, self._metrics = slots, limits, clock, metrics
-        self._queues: dict[tuple[object, ...], deque[_Pending]] = {}
-        self._heads: list[tuple[int, tuple[object, ...]]] = []
+        self._queue: OrderedDict[int, _Pending] = OrderedDict()
+        self._by_key: dict[tuple[object, ...], OrderedDict[int, _Pending]] = {}
         self._number = 0
         self._free = slots.count
         self._draining = False
         self._running: set[Run] = set()
         self._tickets: set[Ticket] = set()
-        self._sequences = self._tokens = self._bytes = self._waiting = 0
+        self._sequences = self._tokens = self._bytes = 0
         self._token_seconds = 0.0
         self._idle: asyncio.Event = asyncio.Event()
         self._idle.set()
         metrics.watch(metrics.queued, lambda: sum(ticket.queued for ticket in list(self._tickets)))
-        metrics.watch(metrics.queued_sequences, lambda: self._waiting)
+        metrics.watch(metrics.queued_sequences, lambda: len(self._queue))
         metrics.watch(metrics.inflight_bytes, lambda: self._bytes)
         metrics.watch(metrics.inflight_tokens, lambda: self._tokens)
         metrics.watch(metrics.busy_slots, lambda: slots.count - self._free)
@@ -284,43 +289,41 @@ class Batcher:
         tokens = sum(unit.length for unit in units)
         self._check_room(len(units), tokens, size)
         ticket = Ticket(asyncio.get_running_loop().create_future(), deadline, len(units), tokens, size, submitted=now)
-        ticket.waiting = ticket.remaining = len(units)
+        ticket.remaining = len(units)
         ticket.verdicts = [None] * len(units)
         self._tickets.add(ticket)
         self._idle.clear()
         self._sequences += ticket.sequences
         self._tokens += tokens
         self._bytes += size
-        self._waiting += len(units)
         for index, unit in enumerate(units):
-            pending = _Pending(self._number, unit, ticket, index)
+            self._enqueue(_Pending(self._number, unit.key(), unit, ticket, index))
             self._number += 1
-            ticket.pending.append(pending)
-            self._enqueue(pending)
         self._dispatch()
-        if ticket.remaining:
+        if not ticket.ended:
             ticket.timer = self._clock.call_at(deadline, self._expire, ticket)
         return ticket
 
     def cancel(self, ticket: Ticket, error: AttentionError) -> None:
         """End a request now, if it has not ended: what is queued is dropped, what runs is not waited for."""
-        if ticket.future.done():
+        if ticket.ended:
             return
-        ticket.future.set_exception(error)
-        ticket.future.exception()  # whoever abandoned the request will not ask for it
+        if not ticket.future.done():  # it is where the task that awaited it has been cancelled
+            ticket.future.set_exception(error)
+            ticket.future.exception()  # whoever abandoned the request will not ask for it
         if isinstance(error, ClientGone):
             self._metrics.cancelled.inc()
         elif isinstance(error, DeadlineExceeded):
             self._metrics.expired.inc()
-        self._waiting -= ticket.waiting
-        ticket.waiting = 0
         self._settle(ticket)
 
     def release(self, ticket: Ticket) -> None:
         """Say that the answer has been sent, or is not wanted: its memory no longer counts once nothing of it runs."""
         self.cancel(ticket, ClientGone("the request was abandoned"))
-        ticket.held = False
-        self._forget(ticket)
+        if ticket.held:
+            ticket.held = False
+            del ticket.future  # its error holds the frames that saw it, and they hold the ticket: a circle
+            self._forget(ticket)
 
     def refuse(self) -> None:
         """Accept nothing from now on."""
@@ -358,52 +361,54 @@ class Batcher:
         return min(30.0, max(1.0, self._tokens * self._token_seconds / self._slots.count))
 
     def _enqueue(self, pending: _Pending) -> None:
-        assert pending.unit is not None
-        key = pending.unit.key()
-        waiting = self._queues.get(key)
-        if waiting is None:
-            self._queues[key] = deque((pending,))
-            heapq.heappush(self._heads, (pending.number, key))
-        else:
-            waiting.append(pending)
+        pending.ticket.pending.append(pending)
+        pending.ticket.waiting += 1
+        self._queue[pending.number] = pending
+        self._by_key.setdefault(pending.key, OrderedDict())[pending.number] = pending
+
+    def _dequeue(self, pending: _Pending) -> None:
+        pending.ticket.waiting -= 1
+        del self._queue[pending.number]
+        same = self._by_key[pending.key]
+        del same[pending.number]
+        if not same:
+            del self._by_key[pending.key]
 
     def _dispatch(self) -> None:
         """Start batches while there are free slots and work."""
-        while self._free and self._heads:
+        while self._free and self._queue:
             batch = self._next_batch()
             if not batch:
                 continue
             for pending in batch:
-                pending.ticket.waiting -= 1
                 pending.ticket.running += 1
-            self._waiting -= len(batch)
-            run = Run([p.unit for p in batch if p.unit is not None], batch)
+            run = Run([pending.unit for pending in batch], batch)
             self._free -= 1
             self._running.add(run)
             self._slots.start(run, self._done)
 
     def _next_batch(self) -> list[_Pending]:
-        """Take the oldest unit of all and those of its key that fit beside it; empty if they are all abandoned."""
-        _, key = heapq.heappop(self._heads)
-        waiting = self._queues[key]
+        """Take the oldest unit of all and those of its key that fit beside it; empty if they have all expired."""
         batch: list[_Pending] = []
-        limit = 1
-        now = self._clock.time()
-        while waiting and len(batch) < limit:
-            pending = waiting.popleft()
-            if pending.unit is None:
-                continue
-            if pending.ticket.deadline <= now:  # the timer will say so; until then, do not compute
-                self._expire(pending.ticket)
-                continue
-            if not batch:
-                limit = batch_limit(pending.unit, self._limits.batch_sequences)
+        oldest = self._first(self._queue)
+        if oldest is None:
+            return batch
+        limit = batch_limit(oldest.unit, self._limits.batch_sequences)
+        same = self._by_key[oldest.key]
+        while len(batch) < limit and (pending := self._first(same)) is not None:
+            self._dequeue(pending)
             batch.append(pending)
-        if waiting:
-            heapq.heappush(self._heads, (waiting[0].number, key))
-        else:
-            del self._queues[key]
         return batch
+
+    def _first(self, waiting: OrderedDict[int, _Pending]) -> _Pending | None:
+        """The oldest that has not expired. Those that have are ended here, before their timer says so."""
+        now = self._clock.time()
+        while waiting:
+            pending = next(iter(waiting.values()))
+            if pending.ticket.deadline > now:
+                return pending
+            self._expire(pending.ticket)
+        return None
 
     def _done(self, run: Run) -> None:
         """A slot is free again. Called by the slots; must not fail, so each waiter is guarded by itself."""
@@ -431,10 +436,9 @@ class Batcher:
 
     def _deliver(self, pending: _Pending, verdict: Verdict, run: Run) -> None:
         ticket = pending.ticket
-        pending.unit = None
         ticket.running -= 1
         ticket.remaining -= 1
-        if not ticket.future.done():
+        if not ticket.ended and not ticket.future.done():
             ticket.started = min(ticket.started, run.started) if ticket.started else run.started
             ticket.finished = max(ticket.finished, run.finished)
             if isinstance(verdict, AttentionError):
@@ -453,8 +457,10 @@ class Batcher:
 
     def _settle(self, ticket: Ticket) -> None:
         """The request has its result or its error."""
+        ticket.ended = True
         for pending in ticket.pending:
-            pending.unit = None
+            if pending.number in self._queue:
+                self._dequeue(pending)
         ticket.pending, ticket.verdicts = [], []
         if ticket.timer is not None:
             ticket.timer.cancel()

@@ -105,7 +105,9 @@ def load_catalog(settings: Settings, metrics: Metrics) -> Catalog:
     try:
         catalog.find(settings.default_model)
     except NotFound as error:
-        raise ConfigurationError(f"ATTENTION_DEFAULT_MODEL={settings.default_model}: {error}") from error
+        unserved = [*catalog.failures, *(f"{broken.origin}: {broken.reason}" for broken in catalog.broken)]
+        why = f" (not served: {'; '.join(unserved)})" if unserved else ""
+        raise ConfigurationError(f"ATTENTION_DEFAULT_MODEL={settings.default_model}: {error}{why}") from error
     return catalog
 
 
@@ -120,6 +122,8 @@ def _load(catalog: Catalog, entry: ModelEntry, metrics: Metrics) -> None:
     try:
         runners = {name: backend.layer(entry) for name, backend in catalog.backends.items()}
         differences = parity.check(layer, runners)
+        for runner in runners.values():
+            runner.warm()
     except (InvalidModel, ArtifactError) as error:
         catalog.broken.append(BrokenEntry(entry.origin, str(error)))
         return
@@ -127,8 +131,6 @@ def _load(catalog: Catalog, entry: ModelEntry, metrics: Metrics) -> None:
         log.error("%s: %s", spec.id, error)
         catalog.failures.append(f"{spec.id}: {error}")
         return
-    for runner in runners.values():
-        runner.warm()
     for pair, difference in differences.items():
         metrics.parity.labels(spec.name, spec.version, pair).set(difference)
     catalog.models.setdefault(spec.name, {})[spec.version] = LoadedModel(entry, runners, differences)

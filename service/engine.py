@@ -1,7 +1,10 @@
 """From a decoded request to its answer: model and limits checked, work queued, verdicts put together."""
 
 import asyncio
+import math
 import os
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from models.errors import ShapeMismatch
@@ -11,10 +14,13 @@ from service.batcher import Batcher, Limits, LoopClock, ThreadSlots, Ticket
 from service.catalog import Catalog, LoadedModel
 from service.devices import Device
 from service.errors import TooLarge
-from service.messages import AttentionInput, AttentionOutput
+from service.messages import AttentionInput, AttentionOutput, Options
 from service.metrics import Metrics
 from service.packing import Job, Unit
 from service.settings import MIB, Settings
+
+SQUARE: frozenset[TensorName] = frozenset({"weights", "scores"})
+"""Tensors that grow with the square of the tokens."""
 
 CALLER = ("projections", "")
 """Name and version that answers give where the caller brought the matrices."""
@@ -24,7 +30,9 @@ def compute_slots(settings: Settings, device: Device) -> int:
     """Batches computed at the same time: as set, else one per core this process may use, or one on a GPU."""
     if settings.compute_threads:
         return settings.compute_threads
-    return 1 if device.kind == "cuda" else len(os.sched_getaffinity(0))
+    if device.kind == "cuda":
+        return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # none on macOS
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +45,26 @@ class Sizes:
 
     def elements(self, name: TensorName, n: int) -> int:
         """Elements of a tensor for n tokens."""
-        if name in ("weights", "scores"):
+        if name in SQUARE:
             return self.heads * n * n
         return self.heads * n * (self.head_dim if name in ("query", "key") else self.value_dim)
+
+    def computed(self, lengths: Sequence[int], options: Options) -> int:
+        """Bytes of the tensors asked for, before heads are averaged and weights made sparse."""
+        return 4 * sum(self.elements(name, n) for n in lengths for name in options.wanted)
+
+    def answered(self, lengths: Sequence[int], options: Options) -> int:
+        """Bytes of the answer: indices and values of sparse weights have four each."""
+        total = 0
+        for n in lengths:
+            for name in options.wanted:
+                elements = self.elements(name, n)
+                if options.average_heads and name in SQUARE:
+                    elements //= self.heads
+                if options.top_k and name == "weights":
+                    elements = 2 * elements // n * min(options.top_k, n)
+                total += elements
+        return 4 * total
 
 
 class LocalEngine:
@@ -87,7 +112,7 @@ class LocalEngine:
             sizes = Sizes(spec.num_heads, spec.head_dim, spec.v_dim)
             embed_dim, is_causal, scale = spec.embed_dim, spec.is_causal, spec.effective_scale
         self._check_fit(request, model, embed_dim)
-        size = bytes_in + self._check_size(request, sizes)
+        size = self._check_size(request, sizes, bytes_in, fused=backend == "eager")
         job = Job(
             runner=(model.runners if model else self.catalog.projections)[backend],
             backend=backend,
@@ -114,51 +139,80 @@ class LocalEngine:
                 where = request.pointer(i).replace("inputs", "attn_bias")
                 raise ShapeMismatch.at(where, f"the bias is for {len(bias)} heads, but {owner} has {heads}")
 
-    def _check_size(self, request: AttentionInput, sizes: Sizes) -> int:
-        """Bytes that computing the request will take as float32 tensors.
+    def _check_size(self, request: AttentionInput, sizes: Sizes, bytes_in: int, *, fused: bool) -> int:
+        """Bytes that the request and its tensors will take as float32.
+
+        Args:
+            request: the request.
+            sizes: of what computes it.
+            bytes_in: of the request as received.
+            fused: whether the backend makes outputs without holding a matrix of scores.
 
         Raises:
             TooLarge: saying what would fit.
         """
-        settings, options = self.settings, request.options
-        if (count := len(request.sequences)) > settings.max_sequences:
-            raise TooLarge.at("/inputs", f"{count} sequences; at most {settings.max_sequences} fit in one request")
-        computed = answered = tokens = 0
-        for i, sequence in enumerate(request.sequences):
-            n = len(sequence.inputs)
-            tokens += n
-            if n > settings.max_tokens:
-                raise TooLarge.at(request.pointer(i), f"{n} tokens; a sequence may have {settings.max_tokens}")
-            for name in options.wanted:
-                elements = sizes.elements(name, n)
-                computed += 4 * elements
-                if name in ("weights", "scores") and options.average_heads:
-                    elements //= sizes.heads
-                if name == "weights" and options.top_k:
-                    elements = min(elements, 2 * elements // n * options.top_k)
-                answered += 4 * elements
-        if tokens > self.limits.tokens:
-            raise TooLarge.at("/inputs", f"{tokens} tokens in all; at most {self.limits.tokens} fit in one request")
-        self._check_bytes("the answer", answered, settings.max_answer_mib * MIB, request, sizes)
-        self._check_bytes("the computation", computed, self.limits.bytes, request, sizes)
-        return computed
+        settings, limits = self.settings, self.limits
+        lengths = [len(sequence.inputs) for sequence in request.sequences]
+        if len(lengths) > (most := min(settings.max_sequences, limits.sequences)):
+            raise TooLarge.at("/inputs", f"{len(lengths)} sequences; at most {most} fit in one request")
+        most = min(settings.max_tokens, limits.tokens)
+        for i, n in enumerate(lengths):
+            if n > most:
+                raise TooLarge.at(request.pointer(i), f"{n} tokens; a sequence may have {most}")
+        if (tokens := sum(lengths)) > limits.tokens:
+            raise TooLarge.at("/inputs", f"{tokens} tokens in all; at most {limits.tokens} fit in one request")
 
-    def _check_bytes(self, what: str, size: int, most: int, request: AttentionInput, sizes: Sizes) -> None:
-        if size <= most:
-            return
-        longest = max(len(sequence.inputs) for sequence in request.sequences)
-        square = [name for name in request.options.wanted if name in ("weights", "scores")]
-        advice = [f"send fewer than {len(request.sequences)} sequences"] if len(request.sequences) > 1 else []
-        if square:
-            advice.append(f"leave {' and '.join(square)} out of `return`")
-            if what == "the answer" and "weights" in square and not request.options.top_k:
-                advice.append("ask for `top_k`")
-            if what == "the answer" and sizes.heads > 1 and not request.options.average_heads:
-                advice.append("ask for `average_heads`")
-        raise TooLarge(
-            f"{what} would take {size / MIB:.0f} MiB as float32 for {longest} tokens; {most // MIB} MiB are allowed. "
-            f"To fit, {', or '.join(advice) or 'send fewer tokens'}."
-        )
+        most_answered, options = settings.max_answer_mib * MIB, request.options
+
+        def working(lengths: Sequence[int], options: Options) -> int:
+            """Bytes of the longest sequence's scores, which a slot holds whether or not they are asked for."""
+            if fused and SQUARE.isdisjoint(options.wanted):
+                return 0
+            return 4 * sizes.elements("scores", max(lengths))
+
+        def fits(lengths: Sequence[int], options: Options) -> bool:
+            if sizes.answered(lengths, options) > most_answered or working(lengths, options) > limits.bytes:
+                return False
+            return bytes_in + sizes.computed(lengths, options) <= limits.bytes
+
+        size = bytes_in + sizes.computed(lengths, options)
+        for what, taken, most in (
+            ("the answer", sizes.answered(lengths, options), most_answered),
+            ("the request and its tensors", size, limits.bytes),
+            ("the computation", working(lengths, options), limits.bytes),
+        ):
+            if taken > most:
+                raise TooLarge(
+                    f"{what} would take {math.ceil(taken / MIB)} MiB as float32 for {max(lengths)} tokens; "
+                    f"{most // MIB} MiB are allowed. To fit, {_what_fits(lengths, options, fits) or 'send less'}."
+                )
+        return size
+
+
+def _what_fits(lengths: Sequence[int], options: Options, fits: Callable[[Sequence[int], Options], bool]) -> str:
+    """Changes of a request that is too large, each of which by itself makes it fit; empty if there is none."""
+
+    def largest(stop: int, change: Callable[[int], tuple[Sequence[int], Options]]) -> int:
+        """The largest number below `stop` for which the changed request fits; 0 if none does."""
+        return bisect_left(range(1, stop), True, key=lambda number: not fits(*change(number)))
+
+    def changed(**fields: object) -> Options:
+        return options.model_copy(update=fields)
+
+    advice = []
+    if count := largest(len(lengths), lambda count: (lengths[:count], options)):
+        advice.append(f"send the first {count} of the {len(lengths)} sequences alone")
+    square = [name for name in options.wanted if name in SQUARE]
+    rest = tuple(name for name in options.wanted if name not in SQUARE)
+    if square and rest and fits(lengths, changed(returns=rest)):
+        advice.append(f"leave {' and '.join(square)} out of `return`")
+    if k := largest(max(lengths) + 1, lambda k: (lengths, changed(top_k=k))):
+        advice.append(f"ask for `top_k` {k} or less")
+    if fits(lengths, changed(average_heads=True)):
+        advice.append("ask for `average_heads`")
+    if n := largest(max(lengths), lambda n: ([min(n, length) for length in lengths], options)):
+        advice.append(f"send at most {n} tokens in a sequence")
+    return ", or ".join(advice)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,17 @@ AttentionError
 ├── Unparsable              the body is not what its media type says
 ├── UnsupportedMediaType    a body, or a content encoding, nobody here reads
 ├── NotAcceptable           an answer in a media type nobody here writes
+├── MethodNotAllowed        the path exists, but not for that method
 ├── TooLarge                more than a limit allows, in bytes, tokens or sequences
 ├── NotFound                no such model, version or page
 ├── Unauthorized            a key is needed and none came
 ├── Forbidden               a key came and is not known
-├── RateLimited             over the caller's own rate
-├── Unavailable             not now, later
-│   ├── QueueFull           the queue holds as much as it may
-│   ├── Draining            the service is shutting down
-│   └── NotReady            models are still loading, or one of them failed its checks
+├── Later                   worth trying again, and when
+│   ├── RateLimited         over the caller's own rate
+│   └── Unavailable         not now
+│       ├── QueueFull       the queue holds as much as it may
+│       ├── Draining        the service is shutting down
+│       └── NotReady        models are still loading, or one of them failed its checks
 ├── DeadlineExceeded        not done in the time the caller gave
 ├── ClientTimeout           the caller did not send its body in time
 ├── ClientGone              nobody is there to take the answer

@@ -17,6 +17,9 @@ SIZE_BUCKETS = tuple(float(1 << i) for i in range(15))
 
 STAGES = ("decode", "queue", "compute", "encode")
 
+REJECTIONS = ("requests", "sequences", "tokens", "bytes", "body", "rate", "draining")
+"""Why a request can be refused for lack of room or time."""
+
 OUTCOMES = ("ok", "invalid", "rejected", "expired", "cancelled", "failed")
 """How a request can end. Every received request ends in exactly one."""
 
@@ -105,7 +108,7 @@ class Metrics:
         )
         self.expired = Counter(
             "attention_expired",
-            "Accepted requests that passed their deadline; queued work of theirs is not computed.",
+            "Requests that passed their deadline; work of theirs that is still queued is not computed.",
             registry=registry,
         )
         self.cancelled = Counter(
@@ -140,8 +143,11 @@ class Metrics:
         )
         build = Info("attention_build", "Versions of the service and what it computes with.", registry=registry)
         build.info({"version": package_version(), "python": platform.python_version()} | _runtime_versions())
+        # A series that first appears with its first event hides that event from Prometheus' rate().
         for stage in STAGES:
             self.stage.labels(stage)
+        for reason in REJECTIONS:
+            self.rejected.labels(reason)
 
     def watch(self, gauge: Gauge, read: Callable[[], float]) -> None:
         """Read `gauge` when it is scraped, not whenever its value changes."""

@@ -55,7 +55,7 @@ class Unit:
     def key(self) -> tuple[object, ...]:
         """Units with equal keys may share a batch: one length, one layer, one graph, one scale."""
         job, sequence = self.job, self.sequence
-        bias = None if sequence.attn_bias is None else sequence.attn_bias.ndim
+        bias = None if sequence.attn_bias is None else len(_with_heads(sequence.attn_bias))
         matrices = None if job.projections is None else id(job.projections)
         masked = sequence.attn_mask is not None
         return (id(job.runner), self.length, job.options.wanted, job.is_causal, masked, bias, job.scale, matrices)
@@ -110,13 +110,17 @@ def answer(unit: Unit, tensors: Tensors) -> tuple[Answer, list[int]]:
     Raises:
         NumericOverflow: if a tensor is not finite: the inputs were too large for float32.
     """
-    dead = fully_masked_rows(_keep(unit)) if unit.sequence.attn_mask is not None else []
+    masked = unit.sequence.attn_mask is not None
+    keep = None
+    if masked or "scores" in tensors:
+        keep = visible(unit.length, unit.sequence.attn_mask, is_causal=unit.job.is_causal)
+    dead = fully_masked_rows(keep) if masked else []
     if dead:
         _silence(tensors, dead)
     options = unit.job.options
     found: Answer = {}
     for name, tensor in tensors.items():
-        _check_finite(name, tensor, unit.pointer)
+        _check_finite(name, tensor, keep if name == "scores" else None, unit.pointer)
         if name == "outputs":
             found[name] = tensor
             continue
@@ -139,9 +143,10 @@ def _silence(tensors: Tensors, rows: list[int]) -> None:
         scores[:, rows] = -np.inf
 
 
-def _check_finite(name: TensorName, tensor: F32, pointer: str) -> None:
-    # A masked score is -inf, and right; NaN fails the comparison.
-    good = (tensor < np.inf) if name == "scores" else np.isfinite(tensor)
+def _check_finite(name: TensorName, tensor: F32, keep: Bool | None, pointer: str) -> None:
+    good = np.isfinite(tensor)
+    if keep is not None:
+        good |= (tensor < 0) & ~keep  # a masked score is -inf, and right
     if not good.all():
         raise NumericOverflow.at(
             pointer, f"the numbers are finite, but so large that {name} overflow float32; scale them down"

@@ -5,14 +5,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from models.types import TENSOR_NAMES, Projections
+from models.types import TENSOR_NAMES, Projections, TensorName
 from service.backends.base import Batch, Runner, Tensors
 from service.errors import ParityError
 
-LENGTHS = (1, 2, 7, 33)
+LENGTHS = (33, 7, 2, 1)
+"""The longest first: differences are measured against the largest value so far, and a single score may cancel to 0."""
 
 BETWEEN_BACKENDS = 1e-5
-"""Largest difference allowed between two backends, relative to the largest value, float32."""
+"""Largest difference allowed between two backends, relative to the largest value of the tensor, float32."""
 
 TO_REFERENCE = 1e-4
 """Largest difference allowed to the float64 reference: float32 itself is this coarse where scores are large."""
@@ -36,18 +37,19 @@ def check(layer: Layer, runners: Mapping[str, Runner]) -> dict[str, float]:
         runners: by backend name; one of them is `reference`.
 
     Returns:
-        For each pair `a-b`, the largest difference relative to the largest value of the same tensor.
+        For each pair `a-b`, the largest difference relative to the largest value of the same tensor, so far.
 
     Raises:
         ParityError: if a difference is too large, or an answer depends on its batch.
     """
     worst: dict[str, float] = {}
+    largest: dict[TensorName, float] = {}
     for label, batch in cases(layer):
         found = {name: [_living(batch, i, t) for i, t in enumerate(r.run(batch))] for name, r in runners.items()}
         names = sorted(found)
         for i, a in enumerate(names):
             for b in names[i + 1 :]:
-                difference = max(_difference(x, y) for x, y in zip(found[a], found[b], strict=True))
+                difference = max(_difference(x, y, largest) for x, y in zip(found[a], found[b], strict=True))
                 pair = f"{a}-{b}"
                 worst[pair] = max(worst.get(pair, 0.0), difference)
                 bound = TO_REFERENCE if "reference" in (a, b) else BETWEEN_BACKENDS
@@ -86,16 +88,16 @@ def _living(batch: Batch, i: int, tensors: Tensors) -> Tensors:
     }
 
 
-def _difference(a: Tensors, b: Tensors) -> float:
+def _difference(a: Tensors, b: Tensors, largest: dict[TensorName, float]) -> float:
     worst = 0.0
     for name, x in a.items():
         y = b[name]
         finite = np.isfinite(y)
-        if not np.array_equal(np.isfinite(x), finite):
+        if not np.array_equal(x[~finite], y[~finite]) or not np.isfinite(x[finite]).all():  # NaN equals nothing
             return float("inf")
-        largest = np.abs(y[finite]).max(initial=0.0)
-        gap = np.abs(x[finite] - y[finite]).max(initial=0.0)
-        worst = max(worst, float(gap / largest) if largest else float(gap))
+        size = largest[name] = max(largest.get(name, 0.0), float(np.abs(y[finite]).max(initial=0.0)))
+        gap = float(np.abs(x[finite] - y[finite]).max(initial=0.0))
+        worst = max(worst, gap / size if size else gap)
     return worst
 
 

@@ -2,7 +2,6 @@
 
 import difflib
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -105,20 +104,22 @@ class Settings(BaseSettings):
     @classmethod
     def _a_rate(cls, value: str) -> str:
         if value:
-            from limits import parse  # noqa: PLC0415 - needed only where there is a limit
+            from limits import parse_many  # noqa: PLC0415 - needed only where there is a limit
 
-            parse(value)
+            rates = parse_many(value)
+            if len(rates) != 1 or rates[0].amount < 1:
+                raise ValueError("expected one rate of at least one request, such as 100/second")
         return value
 
 
-def load_settings(environ: Mapping[str, str] = os.environ, **overrides: object) -> Settings:
+def load_settings(**overrides: object) -> Settings:
     """The settings of the environment, with `overrides` from the command line on top.
 
     Raises:
         ConfigurationError: if a variable is unknown (with the nearest known one) or has a value it cannot have.
     """
     known = {PREFIX + name.upper() for name in Settings.model_fields}
-    for name in sorted(environ):
+    for name in sorted(os.environ):
         if name.upper().startswith(PREFIX) and name.upper() not in known:
             near = difflib.get_close_matches(name.upper(), known, n=1)
             hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(sorted(known))}"

@@ -62,6 +62,9 @@ class EagerRunner:
 
     def run(self, batch: Batch) -> list[Tensors]:
         """See `Runner.run`."""
+        # Asked for its number of threads, torch sets it for this thread; else the thread's first product, and only that
+        # one, would run on as many as the math library likes, and differ in its last bits.
+        torch.get_num_threads()
         with torch.inference_mode():
             if self.stacked:
                 return self._stack(batch, 0, len(batch.inputs))

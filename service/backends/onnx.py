@@ -104,7 +104,9 @@ class OnnxRunner:
 
     def _stack(self, session: ort.InferenceSession, batch: Batch, start: int, stop: int) -> list[Tensors]:
         """The sequences from `start` to `stop` in one go."""
-        feed = {"inputs": _stacked(batch.inputs[start:stop]), "scale": np.array(batch.scale, np.float32)}
+        with np.errstate(over="ignore"):  # a scale that overflows float32 gives what is not finite, and is refused
+            scale = np.array(batch.scale, np.float32)
+        feed = {"inputs": _stacked(batch.inputs[start:stop]), "scale": scale}
         if batch.masks is not None:
             feed["attn_mask"] = _stacked(batch.masks[start:stop])
         elif batch.is_causal:

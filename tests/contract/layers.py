@@ -1,0 +1,148 @@
+"""Layers that every backend must compute alike, and the way from a sequence to its answer that the service takes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from models.reference import self_attention
+from models.repository import ModelEntry
+from models.spec import AttentionSpec
+from models.types import TENSOR_NAMES, Projections, SequenceInput, TensorName
+from models.weights import seeded, shapes
+from service.backends import BACKENDS, open_backend
+from service.backends.base import Backend, Runner
+from service.devices import Device
+from service.messages import Options
+from service.packing import Job, Unit, answer, batch_of
+from service.settings import Settings
+
+
+def make_layer(name: str, *, with_biases: bool = False, seed: int = 0, **sizes) -> ModelEntry:
+    """A layer with seeded weights, and seeded biases where asked for."""
+    spec = AttentionSpec(name=name, **sizes)
+    weights = seeded(spec, seed)
+    if with_biases:
+        random, want = np.random.default_rng(seed), shapes(spec)
+        biases = {f"{n}_bias": random.standard_normal(want[f"{n}_bias"], np.float32) for n in ("query", "key", "value")}
+        weights = replace(weights, **biases)
+    return ModelEntry(spec, weights, "test")
+
+
+_ALL = (
+    make_layer("one-wide", embed_dim=1, head_dim=1),
+    make_layer("odd", embed_dim=7, head_dim=5, value_dim=3),
+    make_layer("heads", embed_dim=12, num_heads=3, head_dim=4, with_biases=True),
+    make_layer("grouped", embed_dim=9, num_heads=4, num_kv_heads=2, head_dim=5, value_dim=3, with_biases=True),
+    make_layer("multi-query", embed_dim=10, num_heads=3, num_kv_heads=1, head_dim=4),
+)
+LAYERS: dict[str, ModelEntry] = {entry.spec.name: entry for entry in _ALL}
+"""Small ones, for laws: one head, several, grouped; values as wide as queries and narrower; with and without biases."""
+
+WIDE: dict[str, ModelEntry] = {
+    entry.spec.name: entry
+    for entry in (
+        make_layer("wide", embed_dim=64, head_dim=64),
+        make_layer("wide-odd", embed_dim=33, head_dim=17, value_dim=31, with_biases=True),
+        make_layer("wide-heads", embed_dim=48, num_heads=6, num_kv_heads=3, head_dim=16, with_biases=True),
+    )
+}
+"""Ones that fill vector registers, and ones that leave a remainder: kernels choose other paths for them."""
+
+
+@lru_cache
+def backend(name: str, artifacts: Path) -> Backend:
+    """The backend of that name on the CPU."""
+    assert name in BACKENDS
+    return open_backend(name, Device("cpu"), Settings(artifacts=artifacts, device="cpu"))
+
+
+@lru_cache
+def layer_runner(name: str, layer: str, artifacts: Path) -> Runner:
+    """A layer of this module on a backend, loaded once."""
+    return backend(name, artifacts).layer((LAYERS | WIDE)[layer])
+
+
+@lru_cache
+def projections_runner(name: str, artifacts: Path) -> Runner:
+    """The runner of a caller's own matrices on a backend, loaded once."""
+    return backend(name, artifacts).projections()
+
+
+@dataclass(frozen=True)
+class Found:
+    """An answer with its axis of heads restored, so that laws need no cases: weights are always (h, n, n).
+
+    Attributes:
+        tensors: by name.
+        dead: the rows that see nothing.
+    """
+
+    tensors: dict[str, np.ndarray]
+    dead: list[int]
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.tensors[name]
+
+
+def attend(
+    runner: Runner,
+    sequences: Sequence[SequenceInput],
+    *,
+    scale: float,
+    wanted: Sequence[TensorName] = TENSOR_NAMES,
+    is_causal: bool = False,
+    projections: Projections | None = None,
+) -> list[Found]:
+    """Answer sequences of one length in one batch, as the service does."""
+    options = Options.model_validate({"return": wanted})
+    job = Job(runner, "test", options, is_causal, scale, projections)
+    units = [Unit(job, sequence, f"/inputs/{i}") for i, sequence in enumerate(sequences)]
+    found = []
+    for unit, tensors in zip(units, runner.run(batch_of(units)), strict=True):
+        assert tuple(tensors) == options.wanted
+        result, dead = answer(unit, tensors)
+        found.append(Found({k: t if k == "outputs" or t.ndim == 3 else t[None] for k, t in result.items()}, dead))
+    return found
+
+
+def by_reference(entry: ModelEntry, sequence: SequenceInput, *, scale: float, is_causal: bool = False) -> Found:
+    """The float64 answer of `models.reference`."""
+    trace = self_attention(
+        sequence.inputs,
+        entry.weights,
+        entry.spec,
+        attn_mask=sequence.attn_mask,
+        attn_bias=sequence.attn_bias,
+        is_causal=is_causal,
+        scale=scale,
+    )
+    return Found({name: trace.tensor(name) for name in TENSOR_NAMES}, [])
+
+
+def draw_sequence(entry: ModelEntry, n: int, seed: int, *, masked: bool = False, biased: bool = False) -> SequenceInput:
+    """A seeded sequence; about a third of a mask is False, and sometimes a whole row."""
+    random = np.random.default_rng(seed)
+    inputs = random.standard_normal((n, entry.spec.embed_dim), np.float32)
+    mask = bias = None
+    if masked:
+        mask = random.random((n, n)) < 0.65
+        mask[random.random(n) < 0.2] = False
+    if biased:
+        heads = (entry.spec.num_heads,) if random.random() < 0.5 else ()
+        bias = random.standard_normal((*heads, n, n), np.float32)
+    return SequenceInput(inputs, mask, bias)
+
+
+def assert_close(got: np.ndarray, want: np.ndarray, tolerance: float, label: str = "") -> None:
+    """Equal within `tolerance` of the largest value, or of 1: infinities must stand in the same places.
+
+    Everything in these layers is about 1. A single score that cancels to 0.01 has an error all the same.
+    """
+    assert got.shape == want.shape, label
+    finite = np.isfinite(want)
+    np.testing.assert_array_equal(got[~finite], want[~finite], err_msg=label)
+    largest = np.abs(want[finite]).max(initial=0.0)
+    np.testing.assert_allclose(got[finite], want[finite], rtol=0, atol=tolerance * max(largest, 1.0), err_msg=label)
