@@ -15,7 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from models.errors import AttentionError, FieldError, InvalidInput
 from service.errors import MethodNotAllowed, NotFound
 from service.metrics import package_version
-from service.observe import Application, Exchange, Observe, Receive, Scope, Send
+from service.observe import Application, Exchange, Observe, Receive, Scope, Send, with_problems
 from service.routes import raw_routes, routers
 from service.routes.base import RawRoute
 from service.routes.pages import static_files
@@ -61,7 +61,7 @@ class Service:
         inner: Application = self._route
         if origins := runtime.settings.cors_origins:
             inner = CORSMiddleware(
-                inner,
+                with_problems(inner),  # a page of another origin may read errors too
                 allow_origins=origins,
                 allow_methods=["GET", "POST"],
                 allow_headers=["*"],
@@ -86,12 +86,23 @@ class Service:
         if path.startswith(GUARDED):
             self.runtime.access.check(exchange, scope.get("client"))
         if route is None:
-            await self.api(scope, receive, send)
+            await self._by_api(scope, receive, send)
             return
         if scope["method"] not in route.methods:
             allowed = " or ".join(route.methods)
             raise MethodNotAllowed(f"{path} takes {allowed}, not {scope['method']}", route.methods)
         await route(exchange, scope, receive, send)
+
+    async def _by_api(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """FastAPI routes GET only; HEAD is the same, and the server leaves the body out."""
+        if scope["method"] != "HEAD":
+            await self.api(scope, receive, send)
+            return
+        as_get = {**scope, "method": "GET"}
+        try:
+            await self.api(as_get, receive, send)
+        finally:
+            scope["route"] = as_get.get("route")
 
 
 def create_app(settings: Settings, on_fatal: Callable[[AttentionError], None] | None = None) -> Service:
@@ -137,7 +148,9 @@ async def _leave_to_observe(request: Request, error: Exception) -> Any:
     if isinstance(error, HTTPException):
         path, method = request.url.path, request.method
         if error.status_code == 405:
-            allowed = tuple(part.strip() for part in (error.headers or {}).get("Allow", "").split(",") if part.strip())
+            allowed = tuple(part.strip() for part in (error.headers or {}).get("Allow", "GET").split(","))
+            if "GET" in allowed:
+                allowed = ("GET", "HEAD", *(name for name in allowed if name not in ("GET", "HEAD")))
             raise MethodNotAllowed(f"{path} takes {' or '.join(allowed)}, not {method}", allowed)
         raise NotFound(f"there is nothing at {path}; /docs lists what there is")
     if isinstance(error, RequestValidationError):

@@ -2,11 +2,10 @@
 
 import asyncio
 import time
-import zlib
 from collections.abc import Iterator
 
 import zstandard
-from isal import igzip, isal_zlib
+from isal import igzip, igzip_lib, isal_zlib
 
 from service.errors import (
     ClientGone,
@@ -20,6 +19,8 @@ from service.errors import (
 from service.metrics import Metrics
 from service.observe import Exchange, Receive
 from service.settings import MIB, Settings
+
+IsalError: type[Exception] = igzip_lib.IsalError  # type: ignore[assignment]  # the stub calls the class an instance
 
 CODINGS = ("gzip", "zstd")
 """Content codings read and written."""
@@ -91,6 +92,7 @@ class Intake:
                     if message["type"] == "http.disconnect":
                         raise ClientGone("the client left while sending its body")
                     more = message.get("more_body", False)
+                    exchange.unread = more
                     chunk: bytes = message.get("body", b"")
                     size += len(chunk)
                     self._held += len(chunk)
@@ -139,7 +141,7 @@ def _gunzip(raw: bytes) -> Iterator[bytes]:
     while not stream.eof:
         try:
             piece = stream.decompress(raw, CHUNK)
-        except zlib.error as error:  # isal raises the standard library's
+        except IsalError as error:
             raise Unparsable(f"the body is not gzip: {error}") from error
         raw = stream.unconsumed_tail
         if piece:

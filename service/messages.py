@@ -14,9 +14,15 @@ Form = Literal["one", "list", "stack"]
 BackendName = Literal["onnx", "eager", "reference"]
 
 
+MOST_NAMES = 64
+"""Names in `return`, each counted as often as it stands there; those beyond are not looked at one by one."""
+
+
 def _comma_list(value: object) -> object:
-    """`a,b` as it stands in a query string; a list from JSON as it is."""
-    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    """`a,b` as it stands in a query string, or a tuple from JSON; cut where it is too long already."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",", MOST_NAMES)]
+    return value[: MOST_NAMES + 1] if isinstance(value, tuple) else value
 
 
 class Options(BaseModel):
@@ -28,7 +34,11 @@ class Options(BaseModel):
         default=None, description="A model of `GET /v1/models`, `name` or `name@version`; default: the service's."
     )
     returns: Annotated[tuple[TensorName, ...], BeforeValidator(_comma_list)] = Field(
-        default=("outputs", "weights"), alias="return", min_length=1, description="Tensors to answer with."
+        default=("outputs", "weights"),
+        alias="return",
+        min_length=1,
+        max_length=MOST_NAMES,
+        description="Tensors to answer with.",
     )
     is_causal: bool = Field(default=False, description="Row i may attend to columns 0..i only.")
     scale: Annotated[float, Field(gt=0)] | None = Field(

@@ -1,5 +1,7 @@
 """The outermost layer: request ids, one count and one timing per request, one log line, errors shaped once."""
 
+import asyncio
+import contextlib
 import logging
 import re
 import time
@@ -8,7 +10,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from models.errors import AttentionError
-from service.errors import ClientGone, InternalError
+from service.errors import ClientGone, ClientTimeout, DeadlineExceeded, InternalError
 from service.metrics import Metrics
 from service.problems import MEDIA_TYPE, outcome_of, problem
 
@@ -22,6 +24,10 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 PRINTABLE = re.compile(rb"[\x20-\x7e]{1,128}")
+LINGER_S = 2.0
+"""After an answer that left a body unread, how long the rest is read and thrown away before the connection is closed:
+a socket closed with bytes unread resets the connection, and the answer is lost to a client that is still sending."""
+
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
@@ -35,9 +41,10 @@ class Exchange:
         route: template of the route that took it, `unmatched` until one did.
         status: of the answer, once it began.
         close: whether the connection is to be closed after the answer.
+        unread: whether some of the body may not have been read.
     """
 
-    __slots__ = ("arrived", "close", "headers", "request_id", "route", "status")
+    __slots__ = ("arrived", "close", "headers", "request_id", "route", "status", "unread")
 
     def __init__(self, scope: Scope) -> None:
         self.arrived = time.monotonic()
@@ -47,10 +54,37 @@ class Exchange:
         self.route = "unmatched"
         self.status = 0
         self.close = False
+        self.unread = True
 
     def header(self, name: bytes) -> str:
         """A header's value, empty if it was not sent."""
         return self.headers.get(name, b"").decode("latin-1")
+
+
+def with_problems(application: Application) -> Application:
+    """`application`, its errors made answers: for a layer outside of it that has something to add to every answer."""
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await application(scope, receive, send)
+            return
+        exchange: Exchange = scope["exchange"]
+        try:
+            await application(scope, receive, send)
+        except ClientGone:
+            exchange.status = 499
+        except Exception as error:
+            if not isinstance(error, AttentionError):
+                log.exception("request %s failed", exchange.request_id.decode())
+                error = InternalError(
+                    "something unforeseen went wrong on our side; it is logged under this instance id"
+                )
+            if exchange.status:  # too late to say anything else than that the answer is broken
+                exchange.status = 500
+                raise
+            await send_problem(error, exchange, receive, send)
+
+    return guarded
 
 
 class Observe:
@@ -61,7 +95,7 @@ class Observe:
 
     def __init__(self, application: Application, metrics: Metrics) -> None:
         """Observe `application`."""
-        self._application, self._metrics = application, metrics
+        self._application, self._metrics = with_problems(application), metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See the ASGI specification."""
@@ -83,25 +117,9 @@ class Observe:
             await send(message)
 
         try:
-            await self._guarded(exchange, scope, receive, observed_send)
+            await self._application(scope, receive, observed_send)
         finally:
             self._count(exchange, scope)
-
-    async def _guarded(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await self._application(scope, receive, send)
-        except ClientGone:
-            exchange.status = 499
-        except Exception as error:
-            if not isinstance(error, AttentionError):
-                log.exception("request %s failed", exchange.request_id.decode())
-                error = InternalError(
-                    "something unforeseen went wrong on our side; it is logged under this instance id"
-                )
-            if exchange.status:  # too late to say anything else than that the answer is broken
-                exchange.status = 500
-                raise
-            await send_problem(error, exchange, send)
 
     def _count(self, exchange: Exchange, scope: Scope) -> None:
         elapsed = time.monotonic() - exchange.arrived
@@ -117,9 +135,16 @@ class Observe:
             access_log.debug("%s %s %s %d %.3f ms", exchange.request_id.decode(), method, route, status, elapsed * 1e3)
 
 
-async def send_problem(error: AttentionError, exchange: Exchange, send: Send) -> None:
+async def send_problem(error: AttentionError, exchange: Exchange, receive: Receive, send: Send) -> None:
     """Answer with a problem."""
     status, body, extra = problem(error, exchange.request_id.decode())
     headers = [(b"content-type", MEDIA_TYPE.encode()), (b"content-length", str(len(body)).encode()), *extra]
+    linger = exchange.close and exchange.unread and not isinstance(error, (ClientTimeout, DeadlineExceeded))
     await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.body", "body": body, "more_body": linger})
+    if linger:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while (await receive()).get("more_body", False):
+                    pass
+        await send({"type": "http.response.body"})

@@ -64,6 +64,16 @@ def type_of(error: type[AttentionError]) -> str:
     return f"/problems/{error.code}"
 
 
+MOST_TEXT = 2_000
+"""Characters of a detail or a pointer: they quote the request, whose field names may be megabytes."""
+
+
+def _text(text: str) -> str:
+    """Text that can be sent: a field's name may hold half a character, a surrogate without the other, as an escape."""
+    brief = text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}…"
+    return brief.encode("utf-8", "backslashreplace").decode()
+
+
 def problem(error: AttentionError, request_id: str) -> tuple[int, bytes, list[tuple[bytes, bytes]]]:
     """Status, body and extra headers of the answer to a failed request."""
     kind = type(error)
@@ -72,11 +82,11 @@ def problem(error: AttentionError, request_id: str) -> tuple[int, bytes, list[tu
         "type": type_of(kind),
         "title": title_of(kind),
         "status": status,
-        "detail": error.detail,
+        "detail": _text(error.detail),
         "instance": request_id,
     }
     if error.fields:
-        body["errors"] = [{"pointer": field.pointer, "detail": field.detail} for field in error.fields]
+        body["errors"] = [{"pointer": _text(field.pointer), "detail": _text(field.detail)} for field in error.fields]
     headers: list[tuple[bytes, bytes]] = []
     if isinstance(error, Later):
         headers.append((b"retry-after", str(math.ceil(error.retry_after_s)).encode()))

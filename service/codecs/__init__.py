@@ -73,7 +73,7 @@ def _range(part: str) -> tuple[str, float]:
         name, _, value = parameter.partition("=")
         if name.strip() == "q":
             try:
-                return media_range, min(1.0, max(0.0, float(value)))
+                return media_range, max(0.0, min(1.0, float(value)))  # in this order NaN is 1
             except ValueError:
                 break
     return media_range, 1.0

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from models.errors import NonFinite, ShapeMismatch
 from models.types import F32, Array, Bool, Projections, SequenceInput
-from service.errors import ConflictingFields, InvalidOption, UnknownField, Unparsable
+from service.errors import ConflictingFields, InvalidOption, TooLarge, UnknownField, Unparsable
 from service.messages import AttentionInput, AttentionOutput, Form, Options
 
 OPTION_NAMES = tuple(field.alias or name for name, field in Options.model_fields.items())
@@ -25,6 +25,9 @@ TENSOR_FIELDS = ("inputs", "attn_mask", "attn_bias", "projections")
 """The fields that hold tensors."""
 
 PROJECTION_NAMES = ("query", "key", "value")
+
+MOST_SEQUENCES = 1 << 14
+"""Sequences a decoder takes apart: more would take seconds before the engine could refuse them."""
 
 FLOATS: dict[str, np.dtype[Any]] = {"float16": np.dtype("<f2"), "float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
 """Dtypes a tensor may come in; all are computed in float32."""
@@ -55,7 +58,7 @@ class Encoder(Protocol):
 
 def nearest(name: str, known: Sequence[str]) -> str:
     """A hint for an unknown name."""
-    near = difflib.get_close_matches(name, known, n=1)
+    near = difflib.get_close_matches(name[:64], known, n=1)
     return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
 
 
@@ -131,10 +134,33 @@ def float32(array: Array, pointer: str) -> F32:
     return result
 
 
+def check_count(count: int, pointer: str) -> None:
+    """Raise `TooLarge` if there are more sequences, or tensors beside them, than any decoder takes apart."""
+    if count > MOST_SEQUENCES:
+        raise TooLarge.at(pointer, f"{count} of them; no request may have more than {MOST_SEQUENCES}")
+
+
+def reshaped(flat: Array, shape: Sequence[int], pointer: str) -> Array:
+    """The array in the shape its sender says it has, a view.
+
+    Args:
+        flat: as many elements as the shape has.
+        shape: sizes, from outside: too many of them, or, beside a 0, too large ones, are no shape of an array.
+        pointer: where the tensor stands in the request.
+
+    Raises:
+        ShapeMismatch: if no array can have the shape.
+    """
+    try:
+        return flat.reshape(shape)
+    except ValueError as error:
+        raise ShapeMismatch.at(pointer, f"no array has the shape {list(shape)}: {error}") from error
+
+
 def assemble(
     inputs: Sequence[F32],
-    masks: Sequence[Bool | None],
-    biases: Sequence[F32 | None],
+    masks: Sequence[Bool | None] | None,
+    biases: Sequence[F32 | None] | None,
     form: Form,
     chosen: Options,
     projections: Projections | None,
@@ -143,7 +169,7 @@ def assemble(
 
     Args:
         inputs: one array per sequence.
-        masks: one per sequence, or empty if the request has none.
+        masks: one per sequence, or None if the request has none.
         biases: likewise.
         form: how the caller nested them.
         chosen: the options.
@@ -158,7 +184,7 @@ def assemble(
     if not inputs:
         raise ShapeMismatch.at("/inputs", "there are no sequences; at least one is needed")
     for name, given in (("attn_mask", masks), ("attn_bias", biases)):
-        if given and len(given) != len(inputs):
+        if given is not None and len(given) != len(inputs):
             raise ShapeMismatch.at(f"/{name}", f"{len(given)} of them for {len(inputs)} sequences; give one for each")
     sequences = []
     for i, x in enumerate(inputs):

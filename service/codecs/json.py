@@ -23,12 +23,14 @@ from service.codecs.base import (
     PROJECTION_NAMES,
     TENSOR_FIELDS,
     assemble,
+    check_count,
     float32,
     merged,
     metadata,
     nearest,
     options,
     query_options,
+    reshaped,
 )
 from service.errors import ConflictingFields, UnknownField, Unparsable, WrongType
 from service.messages import AttentionInput, AttentionOutput, Form, Options, TopK
@@ -73,7 +75,9 @@ class JsonCodec:
 
 
 def _numbers(value: Array | TopK) -> Any:
-    return {"indices": value.indices, "values": value.values} if isinstance(value, TopK) else value
+    if isinstance(value, TopK):
+        return {"indices": _numbers(value.indices), "values": _numbers(value.values)}
+    return np.ascontiguousarray(value)  # orjson writes no other; backends give views of what they computed
 
 
 def _tensor_object(value: Array | TopK) -> dict[str, Any]:
@@ -101,14 +105,15 @@ def _fast_fields(body: bytes) -> dict[str, Any] | None:
         if not isinstance(document, simdjson.Object):
             return None
         names = list(document.keys())
-        if len(set(names)) != len(names):
+        if len(names) > len(FIELDS) or len(set(names)) != len(names):  # to look up a name is to search for it
             return None
         arrays = _Brackets()
         fields = {name: _fast_value(name, document[name], arrays) for name in names}
     except (ValueError, TypeError, RuntimeError, _Unusual):
         return None
     # A row such as [1, [2]] would have been flattened unseen: then there are more brackets than arrays were found.
-    return fields if body.count(b"[") == arrays.found else None
+    brackets = np.count_nonzero(np.frombuffer(body, np.uint8) == ord("["))  # five times as fast as bytes.count
+    return fields if brackets == arrays.found else None
 
 
 class _Brackets:
@@ -133,7 +138,8 @@ def _fast_value(name: str, value: Any, arrays: _Brackets) -> Any:
     depth = _depth(value)
     if depth == 2:
         return _fast_matrix(value, arrays)
-    if depth == 3:
+    if depth == 3 and name != "matrix":
+        check_count(len(value), f"/{name}")
         arrays.found += 1
         return [_fast_matrix(item, arrays) for item in value]
     raise _Unusual
@@ -141,7 +147,7 @@ def _fast_value(name: str, value: Any, arrays: _Brackets) -> Any:
 
 def _unique(value: Any) -> list[str]:
     names: list[str] = list(value.keys())
-    if len(set(names)) != len(names):
+    if len(names) != len(PROJECTION_NAMES) or len(set(names)) != len(names):
         raise _Unusual
     return names
 
@@ -158,8 +164,8 @@ def _fast_matrix(value: Any, arrays: _Brackets) -> F64:
     """Rows of one length, into one array, (rows, columns)."""
     if not isinstance(value, simdjson.Array):
         raise _Unusual
-    lengths = {len(row) for row in value if isinstance(row, simdjson.Array)}
-    if len(lengths) != 1:
+    lengths = {len(row) if isinstance(row, simdjson.Array) else -1 for row in value}
+    if len(lengths) != 1 or -1 in lengths:
         raise _Unusual
     rows, columns = len(value), lengths.pop()
     flat = np.frombuffer(value.as_buffer(of_type="d"), np.float64)
@@ -262,6 +268,7 @@ def _sequences(value: Any) -> tuple[list[F32], Form]:
         raise ShapeMismatch.at("/inputs", "the sequence has no tokens; at least one is needed")
     if not (isinstance(value[0], (dict, np.ndarray)) or (isinstance(value[0], list) and _holds_rows(value[0]))):
         return [float32(_matrix(value, "/inputs"), "/inputs")], "one"
+    check_count(len(value), "/inputs")
     return [_sequence(item, f"/inputs/{i}") for i, item in enumerate(value)], "list"
 
 
@@ -275,17 +282,22 @@ def _sequence(value: Any, pointer: str) -> F32:
     return float32(value if isinstance(value, np.ndarray) else _matrix(value, pointer), pointer)
 
 
-def _each(value: Any, pointer: str, form: Form, read: Any) -> list[Any]:
+def _each(value: Any, pointer: str, form: Form, read: Any) -> list[Any] | None:
     """One mask or bias per sequence: the value itself for one sequence, else a list with null where there is none."""
     if value is None:
-        return []
+        return None
     if form == "one":
         return [read(value, pointer)]
+    if isinstance(value, np.ndarray):
+        raise WrongType.at(f"{pointer}/0/0", "expected a row, got a number; give one matrix for each sequence")
+    if _is_tensor(value):
+        whole = read(value, pointer)
+        if whole.ndim < 3:
+            raise ShapeMismatch.at(pointer, f"its shape is {list(whole.shape)}, expected one for each sequence")
+        return list(whole)
     if not isinstance(value, list):
-        if isinstance(value, np.ndarray) or _is_tensor(value):
-            value = [value]  # so that the count is what is wrong
-        else:
-            raise WrongType.at(pointer, f"expected a list with one entry per sequence, got {_type(value)}")
+        raise WrongType.at(pointer, f"expected a list with one entry per sequence, got {_type(value)}")
+    check_count(len(value), pointer)
     return [None if item is None else read(item, f"{pointer}/{i}") for i, item in enumerate(value)]
 
 
@@ -311,6 +323,7 @@ def _bias(value: Any, pointer: str) -> F32:
             raise ShapeMismatch.at(pointer, "the heads have different shapes")
         return float32(np.stack(value), pointer)
     if isinstance(value, list) and value and isinstance(value[0], list) and _holds_rows(value[0]):
+        check_count(len(value), pointer)
         heads = [_matrix(item, f"{pointer}/{i}") for i, item in enumerate(value)]
         if len({item.shape for item in heads}) > 1:
             raise ShapeMismatch.at(pointer, "the heads have different shapes")
@@ -356,7 +369,7 @@ def _matrix(value: Any, pointer: str) -> F64:
             try:
                 result[i, j] = item
             except OverflowError:  # an integer beyond float64
-                result[i, j] = math.copysign(math.inf, item)
+                result[i, j] = math.inf if item > 0 else -math.inf
     return result
 
 
@@ -388,7 +401,7 @@ def _tensor(value: Mapping[str, Any], pointer: str, dtypes: Mapping[str, np.dtyp
         raise ShapeMismatch.at(f"{pointer}/data", f"it holds {len(raw)} bytes; {shape} of {dtype} takes {need}")
     if dtype == "bool" and max(raw, default=0) > 1:
         raise InvalidInput.at(f"{pointer}/data", "a boolean is a byte 0 or 1")
-    return np.frombuffer(raw, dtypes[dtype]).reshape(shape)
+    return reshaped(np.frombuffer(raw, dtypes[dtype]), shape, f"{pointer}/shape")
 
 
 def _type(value: Any) -> str:

@@ -1,6 +1,7 @@
 """NumPy's own formats: one array in as .npy, the answer's tensors out as .npz. Never pickle."""
 
 import io
+import tokenize
 from zipfile import ZIP_STORED, ZipFile
 
 import numpy as np
@@ -8,7 +9,16 @@ import orjson
 from numpy.lib import format as npy_format
 
 from models.types import Array
-from service.codecs.base import FLOATS, assemble, flat_tensors, float32, metadata, query_options
+from service.codecs.base import (
+    FLOATS,
+    assemble,
+    check_count,
+    flat_tensors,
+    float32,
+    metadata,
+    query_options,
+    reshaped,
+)
 from service.errors import Unparsable, WrongType
 from service.messages import AttentionInput, AttentionOutput
 
@@ -22,9 +32,10 @@ class NpyCodec:
         """See `Decoder.decode`."""
         array = _read(body)
         if array.ndim == 3:
+            check_count(len(array), "/inputs")
             inputs = [float32(x, f"/inputs/{i}") for i, x in enumerate(array)]
-            return assemble(inputs, [], [], "stack", query_options(query), None)
-        return assemble([float32(array, "/inputs")], [], [], "one", query_options(query), None)
+            return assemble(inputs, None, None, "stack", query_options(query), None)
+        return assemble([float32(array, "/inputs")], None, None, "one", query_options(query), None)
 
 
 class NpzCodec:
@@ -55,14 +66,14 @@ def _read(body: bytes) -> Array:
             shape, fortran, dtype = npy_format.read_array_header_2_0(file)
         else:
             raise ValueError(f"version {version[0]}.{version[1]} is not read here")
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+    except (ValueError, SyntaxError, TypeError, LookupError, RecursionError, MemoryError, tokenize.TokenError) as error:
         raise Unparsable(f"not an .npy file: {error}") from error
     if dtype.hasobject:
         raise WrongType.at("/inputs", "object arrays are pickled, and pickles are refused")
     little = dtype.newbyteorder("<")
     if little not in FLOATS.values():
         raise WrongType.at("/inputs", f"dtype {dtype}; {', '.join(FLOATS)} are read")
-    if any(axis < 0 for axis in shape):
+    if any(type(axis) is not int or axis < 0 for axis in shape):
         raise Unparsable(f"not an .npy file: shape {shape}")
     count, start = int(np.prod(shape, dtype=object)), file.tell()
     if len(body) - start != count * dtype.itemsize:
@@ -70,5 +81,4 @@ def _read(body: bytes) -> Array:
             f"{len(body) - start} bytes follow the header; {shape} of {dtype} takes {count * dtype.itemsize}"
         )
     flat = np.frombuffer(body, dtype, count, start)
-    array: Array = flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
-    return array
+    return reshaped(flat, shape[::-1], "/inputs").T if fortran else reshaped(flat, shape, "/inputs")

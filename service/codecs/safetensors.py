@@ -7,20 +7,24 @@ tensor is a view into the body, not a copy, and every fault is named.
 import math
 import re
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import orjson
 
+from models.errors import ShapeMismatch
 from models.types import Array, Projections
 from service.codecs.base import (
     PROJECTION_NAMES,
     assemble,
+    check_count,
     flat_tensors,
     float32,
     metadata,
     nearest,
     query_options,
+    reshaped,
 )
 from service.errors import UnknownField, Unparsable, WrongType
 from service.messages import AttentionInput, AttentionOutput, Form
@@ -56,18 +60,15 @@ class SafetensorsCodec:
             raise UnknownField.at(f"/inputs/{missing[0]}", f"`inputs.{missing[0]}` is missing between the others")
         inputs = [given[i] for i in range(len(given))] if given else [tensors["inputs"]]
         if form == "one" and inputs[0].ndim == 3:
+            check_count(len(inputs[0]), "/inputs")
             inputs, form = list(inputs[0]), "stack"
         arrays = [float32(_floats(x, p), p) for i, x in enumerate(inputs) for p in [_pointer("inputs", form, i)]]
         masks = _beside("attn_mask", tensors, sequences, form, len(inputs))
         biases = _beside("attn_bias", tensors, sequences, form, len(inputs))
         return assemble(
             arrays,
-            [None if m is None else _booleans(m, _pointer("attn_mask", form, i)) for i, m in enumerate(masks)],
-            [
-                None if b is None else float32(_floats(b, p), p)
-                for i, b in enumerate(biases)
-                for p in [_pointer("attn_bias", form, i)]
-            ],
+            _each(masks, "attn_mask", form, _booleans),
+            _each(biases, "attn_bias", form, lambda bias, pointer: float32(_floats(bias, pointer), pointer)),
             form,
             query_options(query),
             _projections(tensors),
@@ -84,7 +85,7 @@ class SafetensorsCodec:
             dtype = NAMES[str(array.dtype)]
             header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": (offset, offset + array.nbytes)}
             offset += array.nbytes
-            parts.append(array.data.cast("B") if array.size else b"")
+            parts.append(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
         text = orjson.dumps(header)
         text += b" " * (-len(text) % 8)
         parts[0], parts[1] = struct.pack("<Q", len(text)), text
@@ -120,7 +121,7 @@ def _read(body: bytes) -> dict[str, Array]:
                 f"tensor {name!r}: bytes {begin} to {end} of {len(body) - start}, but {list(shape)} takes {size}"
             )
         used.append((begin, end))
-        tensors[name] = np.frombuffer(body, dtype, math.prod(shape), start + begin).reshape(shape)
+        tensors[name] = reshaped(np.frombuffer(body, dtype, math.prod(shape), start + begin), shape, _place(name))
     expected = 0
     for begin, end in sorted(used):
         if begin != expected:
@@ -139,9 +140,14 @@ def _entry(name: str, entry: Any) -> tuple[np.dtype[Any], tuple[int, ...], int, 
         raise Unparsable(f"tensor {name!r} is not described by dtype, shape and data_offsets") from error
     if not whole or len(shape) > 8:
         raise Unparsable(f"tensor {name!r} has a shape or offsets that are not sizes")
-    if text not in DTYPES:
-        raise WrongType.at(f"/{name.replace('.', '/')}", f"dtype {text!r}; {', '.join(DTYPES)} are read")
+    if not isinstance(text, str) or text not in DTYPES:
+        raise WrongType.at(_place(name), f"dtype {text!r}; {', '.join(DTYPES)} are read")
     return np.dtype(DTYPES[text]), tuple(shape), begin, end
+
+
+def _place(name: str) -> str:
+    """JSON pointer of a tensor: `attn_mask.1` stands at `/attn_mask/1`."""
+    return f"/{name.replace('.', '/')}"
 
 
 def _pointer(name: str, form: Form, i: int) -> str:
@@ -150,19 +156,32 @@ def _pointer(name: str, form: Form, i: int) -> str:
 
 def _beside(
     name: str, tensors: dict[str, Array], sequences: dict[str, dict[int, Array]], form: Form, count: int
-) -> list[Array | None]:
-    """Masks or biases of the sequences: none at all, or one for each with None where there is none."""
+) -> list[Array | None] | None:
+    """Masks or biases of the sequences: None at all, or one for each with None where there is none."""
     if form == "list":
         if name in tensors:
             raise UnknownField.at(f"/{name}", f"with `inputs.0`, … the tensors are `{name}.0`, …")
         if beyond := [i for i in sequences[name] if i >= count]:
             raise UnknownField.at(f"/{name}/{beyond[0]}", f"there is no `inputs.{beyond[0]}`")
-        return [sequences[name].get(i) for i in range(count)] if sequences[name] else []
+        return [sequences[name].get(i) for i in range(count)] if sequences[name] else None
     if sequences[name]:
         raise UnknownField.at(f"/{name}", f"with one `inputs` the tensor is `{name}`")
     if name not in tensors:
-        return []
-    return [tensors[name]] if form == "one" else list(tensors[name])
+        return None
+    if form == "one":
+        return [tensors[name]]
+    if len(tensors[name].shape) < 3:
+        raise ShapeMismatch.at(f"/{name}", f"its shape is {list(tensors[name].shape)}, expected one for each sequence")
+    return list(tensors[name])
+
+
+def _each(
+    given: list[Array | None] | None, name: str, form: Form, read: Callable[[Array, str], Any]
+) -> list[Any] | None:
+    """Every mask or bias, checked."""
+    if given is None:
+        return None
+    return [None if tensor is None else read(tensor, _pointer(name, form, i)) for i, tensor in enumerate(given)]
 
 
 def _floats(array: Array, pointer: str) -> Array:
@@ -185,6 +204,6 @@ def _projections(tensors: dict[str, Array]) -> Projections | None:
     if not given:
         return None
     if missing := [name for name in names if name not in given]:
-        raise UnknownField.at(f"/{missing[0].replace('.', '/')}", "the matrix is missing")
-    pointers = [f"/{name.replace('.', '/')}" for name in names]
+        raise UnknownField.at(_place(missing[0]), "the matrix is missing")
+    pointers = [_place(name) for name in names]
     return Projections(*(float32(_floats(tensors[n], p), p) for n, p in zip(names, pointers, strict=True)))

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from models.types import TENSOR_NAMES
 from service.batcher import Ticket
 from service.body import WORTH_COMPRESSING, answer_coding, compress
 from service.codecs import DECODERS, ENCODERS, decoder_for, encoder_for
@@ -15,6 +16,9 @@ from service.messages import AttentionOutput, Options
 from service.observe import Exchange, Receive, Scope, Send
 from service.problems import MEDIA_TYPE as PROBLEM
 from service.runtime import Runtime
+
+DECODE_IN_THREAD_FROM = 1 << 20
+"""Bytes from which a body is read in a thread, so that the event loop goes on: numbers that are wrong take seconds."""
 
 TIMEOUT_HEADER = b"x-request-timeout-ms"
 
@@ -42,7 +46,11 @@ class AttentionRoute:
         body = await self._runtime.intake.read(exchange, receive, deadline)
         clock = time.perf_counter
         started = clock()
-        request = decoder.decode(body, scope["query_string"].decode("latin-1"))
+        query = scope["query_string"].decode("latin-1")
+        if len(body) < DECODE_IN_THREAD_FROM:
+            request = decoder.decode(body, query)
+        else:
+            request = await asyncio.to_thread(decoder.decode, body, query)
         decoded = clock()
         submission = engine.submit(request, len(body), deadline)
         try:
@@ -237,18 +245,31 @@ class AttentionBody(Options):
     )
     projections: ProjectionsBody | None = Field(default=None, description="Own matrices; excludes `model`.")
     attn_mask: Mask | list[Mask | None] | None = Field(
-        default=None, description="[n][n] booleans, true = may attend; for a list of sequences one (or null) for each."
+        default=None,
+        description="[n][n] booleans, true = may attend; for a list of sequences one (or null) for each, or one tensor "
+        "object [sequences][n][n].",
     )
     attn_bias: Bias | list[Bias | None] | None = Field(
         default=None, description="[n][n] or [heads][n][n], added to the scaled scores; for a list one for each."
     )
 
 
+class AnsweredTensor(BaseModel):
+    """An array as base64: little-endian, row-major."""
+
+    shape: list[int] = Field(description="Sizes of the axes.")
+    dtype: Literal["float32", "int32"] = Field(description="int32 for indices only.")
+    data: str = Field(description="Base64 of the elements.", json_schema_extra={"contentEncoding": "base64"})
+
+
+Nested = list[Any] | AnsweredTensor
+
+
 class SparseWeights(BaseModel):
     """The k largest weights of each row, largest first."""
 
-    indices: list[Any] | TensorObject
-    values: list[Any] | TensorObject
+    indices: Nested
+    values: Nested
 
 
 class ModelName(BaseModel):
@@ -265,9 +286,6 @@ class BackendName(BaseModel):
     device: str
     provider: str
     dtype: str
-
-
-Nested = list[Any] | TensorObject
 
 
 class AttentionAnswer(BaseModel):
@@ -287,8 +305,10 @@ class AttentionAnswer(BaseModel):
 
 
 def _query_schema(name: str) -> dict[str, Any]:
-    """How an option looks in a query string: the list of tensors is comma-separated."""
+    """How an option looks in a query string: the list of tensors is comma-separated, and nothing is null."""
     if name == "returns":
-        return {"type": "string", "example": "outputs,weights"}
+        names = "|".join(TENSOR_NAMES)
+        return {"type": "string", "pattern": f"^({names})(,({names}))*$"}
     schema: dict[str, Any] = Options.model_json_schema()["properties"][Options.model_fields[name].alias or name]
-    return {key: value for key, value in schema.items() if key not in ("title", "description", "default")}
+    given = next((kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}), schema)
+    return {key: value for key, value in given.items() if key not in ("title", "description", "default")}

@@ -1,0 +1,150 @@
+"""Errors as problem documents."""
+
+import json
+from typing import Any
+
+import pytest
+
+from models import errors as model_errors
+from models.errors import AttentionError, FieldError, InvalidInput, InvalidModel, NonFinite, ShapeMismatch
+from service import errors
+from service.metrics import OUTCOMES
+from service.problems import MOST_TEXT, NEVER_ANSWERED, known_problems, outcome_of, problem, status_of, title_of
+
+STATUSES: list[tuple[type[AttentionError], int, str, str]] = [
+    (errors.Unparsable, 400, "unparsable", "invalid"),
+    (errors.Unauthorized, 401, "unauthorized", "invalid"),
+    (errors.Forbidden, 403, "forbidden", "invalid"),
+    (errors.NotFound, 404, "not-found", "invalid"),
+    (errors.MethodNotAllowed, 405, "method-not-allowed", "invalid"),
+    (errors.NotAcceptable, 406, "not-acceptable", "invalid"),
+    (errors.ClientTimeout, 408, "client-timeout", "expired"),
+    (errors.TooLarge, 413, "too-large", "rejected"),
+    (errors.UnsupportedMediaType, 415, "unsupported-media-type", "invalid"),
+    (InvalidInput, 422, "invalid-input", "invalid"),
+    (ShapeMismatch, 422, "shape-mismatch", "invalid"),
+    (NonFinite, 422, "non-finite", "invalid"),
+    (model_errors.NumericOverflow, 422, "numeric-overflow", "invalid"),
+    (errors.WrongType, 422, "wrong-type", "invalid"),
+    (errors.UnknownField, 422, "unknown-field", "invalid"),
+    (errors.InvalidOption, 422, "invalid-option", "invalid"),
+    (errors.ConflictingFields, 422, "conflicting-fields", "invalid"),
+    (errors.RateLimited, 429, "rate-limited", "rejected"),
+    (errors.BackendFailed, 500, "backend-failed", "failed"),
+    (errors.InternalError, 500, "internal-error", "failed"),
+    (errors.Unavailable, 503, "unavailable", "rejected"),
+    (errors.QueueFull, 503, "queue-full", "rejected"),
+    (errors.Draining, 503, "draining", "rejected"),
+    (errors.NotReady, 503, "not-ready", "rejected"),
+    (errors.DeadlineExceeded, 504, "deadline-exceeded", "expired"),
+]
+
+
+def make(cls: type[AttentionError], detail: str = "why", *fields: FieldError) -> AttentionError:
+    return errors.MethodNotAllowed(detail, ("GET",)) if cls is errors.MethodNotAllowed else cls(detail, *fields)
+
+
+def document(error: AttentionError) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(problem(error, "some id")[1])
+    return found
+
+
+@pytest.mark.parametrize(("cls", "status", "code", "outcome"), STATUSES)
+def test_every_error_has_its_status_and_type(cls: type[AttentionError], status: int, code: str, outcome: str):
+    """The contract's table; clients branch on `type`, load balancers on `status`."""
+    found_status, body, _ = problem(make(cls), "some id")
+    found = json.loads(body)
+
+    assert found_status == status
+    assert found["status"] == status
+    assert found["type"] == f"/problems/{code}"
+    assert found["detail"] == "why"
+    assert found["instance"] == "some id"
+    assert found["title"] == title_of(cls)
+    assert outcome_of(status) == outcome
+    assert outcome in OUTCOMES
+
+
+def test_the_table_has_every_error_that_can_be_answered():
+    """A new error class without a row here is an oversight."""
+    assert {cls for cls, *_ in STATUSES} == set(known_problems())
+
+
+def test_every_error_class_has_a_status_a_code_and_a_title_of_its_own():
+    """Also those that a caller never sees: a bug must not turn into another one."""
+    classes = {
+        cls for module in (model_errors, errors) for cls in vars(module).values()
+        if isinstance(cls, type) and issubclass(cls, AttentionError)
+    }  # fmt: skip
+    for cls in classes:
+        assert 400 <= status_of(cls) < 600
+        assert title_of(cls)
+        assert not title_of(cls).endswith(".")
+    codes = [cls.code for cls in classes]
+    assert len(set(codes)) == len(codes)
+    assert set(known_problems()) == classes - NEVER_ANSWERED
+
+
+def test_faults_of_the_service_itself_are_500():
+    """A model that cannot be served is never the caller's fault."""
+    assert status_of(InvalidModel) == 500
+    assert status_of(AttentionError) == 500
+    assert status_of(errors.ConfigurationError) == 500
+
+
+def test_fields_at_fault_are_listed_with_their_pointers():
+    """`errors` is there where fields are, and only there."""
+    found = document(ShapeMismatch("both", FieldError("/inputs/3/17", "one"), FieldError("/attn_mask", "two")))
+
+    assert found["errors"] == [
+        {"pointer": "/inputs/3/17", "detail": "one"}, {"pointer": "/attn_mask", "detail": "two"},
+    ]  # fmt: skip
+    assert document(NonFinite.at("/inputs/0", "is NaN"))["detail"] == "/inputs/0: is NaN"
+    assert "errors" not in document(errors.NotFound("no"))
+
+
+@pytest.mark.parametrize(
+    ("error", "headers"),
+    [
+        (errors.QueueFull("full", retry_after_s=0.2), {b"retry-after": b"1"}),
+        (errors.QueueFull("full", retry_after_s=7.1), {b"retry-after": b"8"}),
+        (errors.Draining("bye"), {b"retry-after": b"1"}),
+        (errors.NotReady("wait", retry_after_s=5), {b"retry-after": b"5"}),
+        (errors.RateLimited("slowly", retry_after_s=60), {b"retry-after": b"60"}),
+        (errors.MethodNotAllowed("no", ("GET", "HEAD")), {b"allow": b"GET, HEAD"}),
+        (errors.Unauthorized("key"), {b"www-authenticate": b"Bearer"}),
+        (errors.Forbidden("key"), {}),
+        (errors.DeadlineExceeded("late"), {}),
+        (InvalidInput("wrong"), {}),
+    ],
+)
+def test_some_problems_carry_a_header(error: AttentionError, headers: dict[bytes, bytes]):
+    """Retry-After in whole seconds rounded up, Allow with 405, WWW-Authenticate with 401."""
+    assert dict(problem(error, "id")[2]) == headers
+
+
+def test_a_detail_may_quote_anything_that_a_caller_sent():
+    """Half a surrogate pair can be a field's name; it cannot be sent as it is, and it was a 500 once."""
+    found = document(errors.UnknownField.at("/\ud800", "no such field '\udfff'"))
+
+    assert found["errors"] == [{"pointer": "/\\ud800", "detail": "no such field '\\udfff'"}]
+
+
+def test_a_detail_never_echoes_megabytes():
+    """Names of fields are the caller's and may be of any length."""
+    found = document(errors.UnknownField.at("/" + "a" * 1_000_000, "b" * 1_000_000))
+
+    assert len(found["detail"]) == MOST_TEXT + 1
+    assert found["detail"].endswith("…")
+    assert len(found["errors"][0]["pointer"]) == MOST_TEXT + 1
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [(200, "ok"), (204, "ok"), (307, "ok"), (400, "invalid"), (404, "invalid"), (408, "expired"), (413, "rejected"),
+     (422, "invalid"), (429, "rejected"), (499, "cancelled"), (500, "failed"), (502, "failed"), (503, "rejected"),
+     (504, "expired")],
+)  # fmt: skip
+def test_every_status_has_an_outcome(status: int, outcome: str):
+    """The outcomes of the metrics sum to the requests received."""
+    assert outcome_of(status) == outcome
