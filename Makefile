@@ -22,7 +22,7 @@ demo: setup ## Post a real request and show the weights; starts a service if non
 
 test: setup-dev ## Every test
 	@scripts/test-tools
-	@$(BIN)/python -m pytest $(ARGS)
+	@PATH="$(abspath $(VENV))/tools/usr/bin:$$PATH" $(BIN)/python -m pytest $(ARGS)
 
 lint: setup-dev ## ruff, mypy --strict, import contracts
 	@$(BIN)/ruff format --check .
