@@ -1,30 +1,25 @@
 """The queue: work is dispatched the moment a compute slot is free, and batches form while all slots are busy.
 
-One object, used from one thread (the event loop's), owns all state. Compute slots are threads that take a batch and
-give back one verdict per sequence. There is no window and no idle wait: a lone request starts at once.
+One object, used from one thread (the event loop's), owns all state. There is no window and no idle wait: a lone request
+starts at once.
 """
 
 import asyncio
 import logging
-import queue
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from models.errors import AttentionError, InvalidInput
-from service.backends.base import Tensors
-from service.errors import BackendFailed, ClientGone, DeadlineExceeded, Draining, QueueFull
+from models.errors import AttentionError
+from service.errors import ClientGone, DeadlineExceeded, Draining, QueueFull
 from service.messages import Answer
 from service.metrics import Metrics
-from service.packing import Unit, answer, batch_limit, batch_of
+from service.packing import Unit, batch_limit
+from service.slots import Run, Slots, Verdict
 
 log = logging.getLogger(__name__)
-
-Verdict = tuple[Answer, list[int]] | AttentionError
-"""What became of a unit: its answer and the rows that see nothing, or why there is none."""
 
 
 class Timer(Protocol):
@@ -116,115 +111,6 @@ class _Pending:
     index: int
 
 
-@dataclass(slots=True, eq=False)
-class Run:
-    """A batch on its way through a compute slot."""
-
-    units: list[Unit]
-    pending: list[_Pending]
-    started: float = 0.0
-    finished: float = 0.0
-    verdicts: list[Verdict] = field(default_factory=list)
-    failures: int = 0
-
-
-class Slots(Protocol):
-    """Where batches are computed."""
-
-    @property
-    def count(self) -> int:
-        """How many at the same time."""
-
-    @property
-    def alive(self) -> bool:
-        """Whether every slot still takes work."""
-
-    def start(self, run: Run, done: Callable[[Run], None]) -> None:
-        """Compute, then call `done` in the thread that owns the batcher."""
-
-    def close(self) -> None:
-        """Take no more work."""
-
-
-def compute(units: Sequence[Unit]) -> tuple[list[Verdict], int]:
-    """Run a batch; if that fails, each half by itself, so that only the unit at fault fails.
-
-    Returns:
-        A verdict per unit, and how many runs of the backend failed.
-    """
-    runner = units[0].job.runner
-    try:
-        results = runner.run(batch_of(units))
-        if len(results) != len(units):
-            raise BackendFailed(f"{len(results)} results for {len(units)} sequences")
-    except BaseException as error:  # noqa: BLE001 - panics of runtimes need not be an Exception; others must not suffer
-        if len(units) == 1:
-            return [_as_error(error, units[0])], 1
-    else:
-        return [_verdict(unit, tensors) for unit, tensors in zip(units, results, strict=True)], 0
-    # Here the error is gone, and with its traceback the memory of the failed run: it may be what was short.
-    half = len(units) // 2
-    left, right = compute(units[:half]), compute(units[half:])
-    return left[0] + right[0], left[1] + right[1] + 1
-
-
-def _verdict(unit: Unit, tensors: Tensors) -> Verdict:
-    try:
-        return answer(unit, tensors)
-    except Exception as error:  # noqa: BLE001 - as above
-        return _as_error(error, unit)
-
-
-def _as_error(error: BaseException, unit: Unit) -> AttentionError:
-    if isinstance(error, InvalidInput):
-        return error.with_traceback(None)  # it holds the frames that computed the batch, with all their arrays
-    log.error("a sequence of %d tokens failed", unit.length, exc_info=error)
-    return BackendFailed("the computation failed on our side; it has been logged")
-
-
-class ThreadSlots:
-    """Compute slots that are threads of this process: runtimes release the interpreter's lock while they compute."""
-
-    def __init__(self, count: int, loop: asyncio.AbstractEventLoop) -> None:
-        """Start `count` threads that report to `loop`."""
-        self.count = count
-        self._loop = loop
-        self._work: queue.SimpleQueue[tuple[Run, Callable[[Run], None]] | None] = queue.SimpleQueue()
-        self._threads = [threading.Thread(target=self._serve, name=f"compute-{i}", daemon=True) for i in range(count)]
-        for thread in self._threads:
-            thread.start()
-
-    @property
-    def alive(self) -> bool:
-        """See `Slots.alive`."""
-        return all(thread.is_alive() for thread in self._threads)
-
-    def start(self, run: Run, done: Callable[[Run], None]) -> None:
-        """See `Slots.start`."""
-        self._work.put((run, done))
-
-    def close(self) -> None:
-        """See `Slots.close`; what is running goes on to its end."""
-        for _ in self._threads:
-            self._work.put(None)
-
-    def _serve(self) -> None:
-        while (item := self._work.get()) is not None:
-            run, done = item
-            run.started = time.monotonic()
-            try:
-                run.verdicts, run.failures = compute(run.units)
-            except BaseException as error:
-                log.critical("a compute slot survived %r", error, exc_info=error)
-                run.verdicts = [BackendFailed("the computation failed on our side") for _ in run.units]
-            run.finished = time.monotonic()
-            try:
-                self._loop.call_soon_threadsafe(done, run)
-            except RuntimeError:  # the loop is closed: nobody waits any more
-                return
-            del item, run, done  # do not hold a batch's memory while waiting for the next
-
-
 class Batcher:
     """Admission, order, batches and deadlines.
 
@@ -240,7 +126,7 @@ class Batcher:
         self._number = 0
         self._free = slots.count
         self._draining = False
-        self._running: set[Run] = set()
+        self._running: dict[Run, list[_Pending]] = {}
         self._tickets: set[Ticket] = set()
         self._sequences = self._tokens = self._bytes = 0
         self._token_seconds = 0.0
@@ -382,9 +268,9 @@ class Batcher:
                 continue
             for pending in batch:
                 pending.ticket.running += 1
-            run = Run([pending.unit for pending in batch], batch)
+            run = Run([pending.unit for pending in batch])
             self._free -= 1
-            self._running.add(run)
+            self._running[run] = batch
             self._slots.start(run, self._done)
 
     def _next_batch(self) -> list[_Pending]:
@@ -413,12 +299,12 @@ class Batcher:
     def _done(self, run: Run) -> None:
         """A slot is free again. Called by the slots; must not fail, so each waiter is guarded by itself."""
         self._free += 1
-        self._running.discard(run)
+        batch = self._running.pop(run)
         try:
             self._measure(run)
         except Exception:
             log.exception("a batch could not be measured")
-        for pending, verdict in zip(run.pending, run.verdicts, strict=True):
+        for pending, verdict in zip(batch, run.verdicts, strict=True):
             try:
                 self._deliver(pending, verdict, run)
             except Exception:

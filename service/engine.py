@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from models.errors import ShapeMismatch
 from models.types import TensorName
 from service.backends.base import BackendInfo
-from service.batcher import Batcher, Limits, LoopClock, ThreadSlots, Ticket
+from service.batcher import Batcher, Limits, LoopClock, Ticket
 from service.catalog import Catalog, LoadedModel
 from service.devices import Device
 from service.errors import TooLarge
@@ -18,6 +18,7 @@ from service.messages import AttentionInput, AttentionOutput, Options
 from service.metrics import Metrics
 from service.packing import Job, Unit
 from service.settings import MIB, Settings
+from service.slots import ThreadSlots
 
 SQUARE: frozenset[TensorName] = frozenset({"weights", "scores"})
 """Tensors that grow with the square of the tokens."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from models.types import SequenceInput
-from service.batcher import Run, Verdict, compute
 from service.messages import Options
 from service.packing import Job, Unit
+from service.slots import Run, Verdict, compute
 
 EMBED_DIM = 2
 """Width of the embeddings that `unit` makes."""

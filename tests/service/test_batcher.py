@@ -26,10 +26,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from models.errors import InvalidInput, NumericOverflow
-from service import batcher as batcher_module
-from service.batcher import Batcher, Limits, LoopClock, ThreadSlots, Ticket, compute
+from service import slots as slots_module
+from service.batcher import Batcher, Limits, LoopClock, Ticket
 from service.errors import BackendFailed, ClientGone, ConfigurationError, DeadlineExceeded, Draining, QueueFull
 from service.metrics import Metrics
+from service.slots import ThreadSlots, compute
 
 pytestmark = pytest.mark.anyio
 
@@ -1077,7 +1078,7 @@ async def test_a_compute_thread_survives_a_fault_of_its_own(monkeypatch, caplog)
     """Even where bisecting fails, everybody hears of it and the next batch is computed."""
     async with Workshop(1) as workshop:
         with monkeypatch.context() as patch:
-            patch.setattr(batcher_module, "compute", lambda units: 1 / 0)
+            patch.setattr(slots_module, "compute", lambda units: 1 / 0)
             with pytest.raises(BackendFailed):
                 await workshop.submit(unit(1, FakeRunner())).future
         assert "a compute slot survived ZeroDivisionError" in caplog.text
@@ -1123,7 +1124,7 @@ def test_a_compute_thread_ends_quietly_when_its_loop_is_gone():
     """A run that outlives the service must not end in a traceback."""
     loop, runner, ran = asyncio.new_event_loop(), GatedRunner(), []
     slots = ThreadSlots(1, loop)
-    slots.start(batcher_module.Run([unit(1, runner)], []), ran.append)
+    slots.start(slots_module.Run([unit(1, runner)]), ran.append)
     assert runner.entered.acquire(timeout=30)
 
     loop.close()
@@ -1191,7 +1192,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.runners = [OverflowingRunner(batch_tokens=6), OverflowingRunner(batch_tokens=100)]
         self.records, self.waiting, self.numbers = [], [], 0
         self.complaints = Complaints()
-        logging.getLogger("service.batcher").addHandler(self.complaints)
+        logging.getLogger("service").addHandler(self.complaints)
 
     def teardown(self):
         async def end():
@@ -1208,7 +1209,7 @@ class AnyOrder(RuleBasedStateMachine):
             assert self.bench.clock.timers == 0
             assert self.complaints.records == []
         finally:
-            logging.getLogger("service.batcher").removeHandler(self.complaints)
+            logging.getLogger("service").removeHandler(self.complaints)
             self.loop.close()
 
     def seen(self):

@@ -1,0 +1,129 @@
+"""Compute slots: threads that take a batch and give back one verdict per sequence, whatever the runtime does."""
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from models.errors import AttentionError, InvalidInput
+from service.backends.base import Tensors
+from service.errors import BackendFailed
+from service.messages import Answer
+from service.packing import Unit, answer, batch_of
+
+log = logging.getLogger(__name__)
+
+Verdict = tuple[Answer, list[int]] | AttentionError
+"""What became of a unit: its answer and the rows that see nothing, or why there is none."""
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """A batch on its way through a compute slot."""
+
+    units: list[Unit]
+    started: float = 0.0
+    finished: float = 0.0
+    verdicts: list[Verdict] = field(default_factory=list)
+    failures: int = 0
+
+
+class Slots(Protocol):
+    """Where batches are computed."""
+
+    @property
+    def count(self) -> int:
+        """How many at the same time."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether every slot still takes work."""
+
+    def start(self, run: Run, done: Callable[[Run], None]) -> None:
+        """Compute, then call `done` in the thread that owns the batcher."""
+
+    def close(self) -> None:
+        """Take no more work."""
+
+
+def compute(units: Sequence[Unit]) -> tuple[list[Verdict], int]:
+    """Run a batch; if that fails, each half by itself, so that only the unit at fault fails.
+
+    Returns:
+        A verdict per unit, and how many runs of the backend failed.
+    """
+    runner = units[0].job.runner
+    try:
+        results = runner.run(batch_of(units))
+        if len(results) != len(units):
+            raise BackendFailed(f"{len(results)} results for {len(units)} sequences")
+    except BaseException as error:  # noqa: BLE001 - panics of runtimes need not be an Exception; others must not suffer
+        if len(units) == 1:
+            return [_as_error(error, units[0])], 1
+    else:
+        return [_verdict(unit, tensors) for unit, tensors in zip(units, results, strict=True)], 0
+    # Here the error is gone, and with its traceback the memory of the failed run: it may be what was short.
+    half = len(units) // 2
+    left, right = compute(units[:half]), compute(units[half:])
+    return left[0] + right[0], left[1] + right[1] + 1
+
+
+def _verdict(unit: Unit, tensors: Tensors) -> Verdict:
+    try:
+        return answer(unit, tensors)
+    except Exception as error:  # noqa: BLE001 - as above
+        return _as_error(error, unit)
+
+
+def _as_error(error: BaseException, unit: Unit) -> AttentionError:
+    if isinstance(error, InvalidInput):
+        return error.with_traceback(None)  # it holds the frames that computed the batch, with all their arrays
+    log.error("a sequence of %d tokens failed", unit.length, exc_info=error)
+    return BackendFailed("the computation failed on our side; it has been logged")
+
+
+class ThreadSlots:
+    """Compute slots that are threads of this process: runtimes release the interpreter's lock while they compute."""
+
+    def __init__(self, count: int, loop: asyncio.AbstractEventLoop) -> None:
+        """Start `count` threads that report to `loop`."""
+        self.count = count
+        self._loop = loop
+        self._work: queue.SimpleQueue[tuple[Run, Callable[[Run], None]] | None] = queue.SimpleQueue()
+        self._threads = [threading.Thread(target=self._serve, name=f"compute-{i}", daemon=True) for i in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """See `Slots.alive`."""
+        return all(thread.is_alive() for thread in self._threads)
+
+    def start(self, run: Run, done: Callable[[Run], None]) -> None:
+        """See `Slots.start`."""
+        self._work.put((run, done))
+
+    def close(self) -> None:
+        """See `Slots.close`; what is running goes on to its end."""
+        for _ in self._threads:
+            self._work.put(None)
+
+    def _serve(self) -> None:
+        while (item := self._work.get()) is not None:
+            run, done = item
+            run.started = time.monotonic()
+            try:
+                run.verdicts, run.failures = compute(run.units)
+            except BaseException as error:
+                log.critical("a compute slot survived %r", error, exc_info=error)
+                run.verdicts = [BackendFailed("the computation failed on our side") for _ in run.units]
+            run.finished = time.monotonic()
+            try:
+                self._loop.call_soon_threadsafe(done, run)
+            except RuntimeError:  # the loop is closed: nobody waits any more
+                return
+            del item, run, done  # do not hold a batch's memory while waiting for the next
