@@ -139,7 +139,7 @@ def create_app(settings: Settings, on_fatal: Callable[[AttentionError], None] | 
     for error in (AttentionError, HTTPException, RequestValidationError, Exception):
         api.add_exception_handler(error, _leave_to_observe)
     raw = raw_routes(runtime)
-    _describe(api, raw)
+    _describe(api, raw, with_keys=bool(settings.api_keys))
     return Service(runtime, api, raw)
 
 
@@ -161,8 +161,14 @@ async def _leave_to_observe(request: Request, error: Exception) -> Any:
     raise error
 
 
-def _describe(api: FastAPI, raw: Sequence[RawRoute]) -> None:
-    """Let the OpenAPI document tell of raw routes too."""
+KEY_SCHEMES = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+}
+
+
+def _describe(api: FastAPI, raw: Sequence[RawRoute], *, with_keys: bool) -> None:
+    """Let the OpenAPI document tell of raw routes too, and of API keys where they are asked for."""
     made = api.openapi
 
     def openapi() -> dict[str, Any]:
@@ -174,6 +180,12 @@ def _describe(api: FastAPI, raw: Sequence[RawRoute]) -> None:
             document["components"]["schemas"] |= definitions["$defs"]
             for route in raw:
                 document["paths"][route.path] = route.describe()
+            if with_keys:
+                document["components"]["securitySchemes"] = KEY_SCHEMES
+                for path, item in document["paths"].items():
+                    if path.startswith(GUARDED):
+                        for operation in item.values():
+                            operation["security"] = [{name: []} for name in KEY_SCHEMES]
             api.openapi_schema = document
         return api.openapi_schema
 

@@ -155,6 +155,41 @@ def test_every_backend_gives_the_mathematics(server: Server, model: str, backend
     assert found.metadata["backend"]["device"] == "cpu"
 
 
+@pytest.mark.parametrize("backend", ["onnx", "eager", "reference"])
+def test_a_masked_column_weighs_exactly_nothing_whatever_stands_in_it(server: Server, backend: str):
+    """A bias of 3e38 and an embedding of 1e15 in a hidden column change no bit of the other rows."""
+    x, n = draw("lesson", 4), 4
+    hidden = np.ones((n, n), bool)
+    hidden[:3, 3] = False
+    bias = np.zeros((n, n), np.float32)
+    request = {"model": "lesson", "backend": backend, "attn_mask": hidden.tolist(), "scale": 0.5}
+    tame = attend(server.url, request | {"inputs": x.tolist(), "attn_bias": bias.tolist()}).decoded()
+    bias[:3, 3], x[3] = 3e38, 1e15
+    wild = attend(server.url, request | {"inputs": x.tolist(), "attn_bias": bias.tolist()}).decoded()
+
+    assert not wild.tensors["weights"][0][:3, 3].any()
+    for name in ("weights", "outputs"):
+        assert bits(wild.tensors[name][0][:3]) == bits(tame.tensors[name][0][:3])
+
+
+@pytest.mark.parametrize("backend", ["onnx", "eager", "reference"])
+def test_a_mask_and_causality_both_apply(server: Server, backend: str):
+    """Row 0 sees only column 0, and that is masked: it sees nothing."""
+    x, n = draw("multi-head-384x12", 3), 3
+    mask = ~np.eye(n, dtype=bool)
+
+    reply = attend(server.url, {"model": "multi-head-384x12", "inputs": x.tolist(), "attn_mask": mask.tolist(),
+                                "is_causal": True, "backend": backend, "return": ["weights", "scores"]})  # fmt: skip
+
+    found = reply.decoded()
+    seen = mask & np.tri(n, dtype=bool)
+    assert not found.tensors["weights"][0][:, ~seen].any()
+    assert np.isneginf(found.tensors["scores"][0][:, ~seen]).all()
+    assert np.isfinite(found.tensors["scores"][0][:, seen]).all()
+    assert found.metadata["fully_masked_rows"] == [0]
+    assert reply.json()["scores"][0][0] == [None] * n
+
+
 def test_backends_agree_within_the_contract(server: Server):
     """1e-5 of the largest value, between onnx and eager."""
     x = draw("multi-head-384x12", 33)
@@ -888,6 +923,20 @@ def test_keys_and_rates_hold_over_http(artifacts: Path):
         assert 1 <= int(limited.headers["retry-after"]) <= 60
         assert call(server.url, "GET", "/v1/models", headers={"X-API-Key": "two"}).status == 200
         assert [call(server.url, "GET", "/healthz/ready").status for _ in range(5)] == [200] * 5
+
+
+def test_a_body_that_does_not_come_is_given_up(artifacts: Path):
+    """408 after `body_timeout_s`, and the connection is closed."""
+    with own_server(artifacts, ATTENTION_BODY_TIMEOUT_S="0.2") as server, raw(server) as connection:
+        connection.sendall(http_request(b'{"inputs": [[1]]}')[:-5])
+        with connection.makefile("rb") as file:
+            status, headers, body = read_reply(file)
+            rest = file.read()
+
+    assert status == 408
+    assert json.loads(body)["type"] == "/problems/client-timeout"
+    assert headers["connection"] == "close"
+    assert rest == b""
 
 
 # ---- the end

@@ -203,3 +203,15 @@ def test_a_generated_client_meets_nothing_that_is_not_described(server: Server, 
 
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "6 selected / 6 total" in ended.stdout
+
+
+def test_api_keys_are_described_where_they_are_asked_for(settings):
+    """A generated client must know to send one, and health checks that they need none."""
+    from service.app import create_app
+
+    document = create_app(settings.model_copy(update={"api_keys": ("secret",)})).api.openapi()
+
+    assert document["components"]["securitySchemes"].keys() == {"bearer", "key"}
+    assert document["paths"]["/v1/attention"]["post"]["security"] == [{"bearer": []}, {"key": []}]
+    assert "security" not in document["paths"]["/healthz/ready"]["get"]
+    assert "securitySchemes" not in create_app(settings).api.openapi()["components"]
