@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch's own documentation uses
 from torch import Tensor, nn
 
-from models.spec import AttentionSpec
+from models.positions import alibi_slopes, relative_bias, rope_frequencies
+from models.spec import Alibi, AttentionSpec, Relative, Rope
 from models.weights import AttentionWeights
 
 
@@ -45,7 +46,15 @@ def merge_heads(split: Tensor) -> Tensor:
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, scale: Tensor, attn_mask: Tensor | None, attn_bias: Tensor | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: Tensor,
+    attn_mask: Tensor | None,
+    attn_bias: Tensor | None,
+    *,
+    logit_softcap: float | None = None,
+    position_bias: Tensor | None = None,
 ) -> Intermediates:
     """softmax(query keyᵀ * scale + bias) value, with zeros where a row may attend to nothing.
 
@@ -56,8 +65,14 @@ def attend(
         scale: factor of the scores, 0-d.
         attn_mask: (b, n, n) booleans, True = may attend, or None.
         attn_bias: (b, 1, n, n) or (b, h, n, n), added to the scaled scores, or None.
+        logit_softcap: scaled scores become cap * tanh(scores / cap), before any bias.
+        position_bias: (h, n, n), added likewise, or None.
     """
     scores = query @ key.transpose(-1, -2) * scale  # (b, h, n, n)
+    if logit_softcap is not None:
+        scores = torch.tanh(scores / logit_softcap) * logit_softcap
+    if position_bias is not None:
+        scores = scores + position_bias
     if attn_bias is not None:
         scores = scores + attn_bias
     if attn_mask is not None:
@@ -74,34 +89,112 @@ class SelfAttention(nn.Module):
     """A layer of the repository."""
 
     def __init__(self, spec: AttentionSpec, weights: AttentionWeights) -> None:
-        """Hold copies of `weights`; `spec` gives the sizes."""
+        """Hold copies of `weights`; `spec` gives the sizes and the scheme."""
         super().__init__()
         self.num_heads, self.kv_heads = spec.num_heads, spec.kv_heads
+        self.logit_softcap, self.position, self.norm = spec.logit_softcap, spec.position, spec.query_key_norm
         for name in ("query", "key", "value"):
             matrix, bias = getattr(weights, name), getattr(weights, f"{name}_bias")
             # Not plain `query`: an ONNX graph uses a name once, and that is the output's.
             self.register_buffer(f"{name}_projection", torch.tensor(matrix))
             self.register_buffer(f"{name}_bias", None if bias is None else torch.tensor(bias))
+        for name in ("query", "key"):
+            weight = getattr(weights, f"{name}_norm")
+            self.register_buffer(f"{name}_norm", None if weight is None else torch.tensor(weight))
+        match spec.position:
+            case Rope() as rope:
+                frequencies, self.growth = rope_frequencies(rope, spec.head_dim)
+                self.register_buffer("frequencies", torch.tensor(frequencies))  # float64: angles grow with n
+            case Alibi():
+                slopes = -alibi_slopes(spec.num_heads)[:, None, None]
+                self.register_buffer("slopes", torch.tensor(slopes, dtype=torch.float32))
+            case Relative() as relative:
+                assert weights.relative_bias is not None, "the weights were checked against the spec"
+                by_distance = relative_bias(relative, weights.relative_bias)  # (2 * max_distance + 1, h)
+                self.register_buffer("by_distance", torch.tensor(by_distance))
+
+    @property
+    def plain_scores(self) -> bool:
+        """Whether scores are query keyᵀ * scale plus what the caller adds: then a fused kernel can make the outputs."""
+        return self.logit_softcap is None and not isinstance(self.position, (Alibi, Relative))
 
     def project(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Token embeddings (b, n, embed_dim) to query, key and value (b, h, n, ·)."""
+        """Token embeddings (b, n, embed_dim) to query, key and value (b, h, n, ·), normalised and rotated."""
         group = self.num_heads // self.kv_heads
-        return (
-            split_heads(self._linear(inputs, "query"), self.num_heads),
-            split_heads(self._linear(inputs, "key"), self.kv_heads, group),
-            split_heads(self._linear(inputs, "value"), self.kv_heads, group),
-        )
+        query, key = self._linear(inputs, "query"), self._linear(inputs, "key")
+        if self.norm is not None and self.norm.scope == "all":
+            query, key = self._normalised(query, "query"), self._normalised(key, "key")
+        query, key = split_heads(query, self.num_heads), split_heads(key, self.kv_heads, group)
+        if self.norm is not None and self.norm.scope == "head":
+            query, key = self._normalised(query, "query"), self._normalised(key, "key")
+        if isinstance(self.position, Rope):
+            cos, sin = self._rotations(inputs)
+            query, key = _rotate(query, cos, sin, self.position), _rotate(key, cos, sin, self.position)
+        return query, key, split_heads(self._linear(inputs, "value"), self.kv_heads, group)
 
     def _linear(self, inputs: Tensor, name: str) -> Tensor:
         flat: Tensor = inputs @ getattr(self, f"{name}_projection")
         bias: Tensor | None = getattr(self, f"{name}_bias")
         return flat if bias is None else flat + bias
 
+    def _normalised(self, x: Tensor, name: str) -> Tensor:
+        assert self.norm is not None
+        weight: Tensor = getattr(self, f"{name}_norm")
+        return x * torch.rsqrt((x * x).mean(dim=-1, keepdim=True) + self.norm.eps) * weight
+
+    def _rotations(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of each token's angles, (n, rotary_dim / 2), float32 of float64 angles."""
+        frequencies: Tensor = self.get_buffer("frequencies")
+        angles = _places(inputs).unsqueeze(-1) * frequencies
+        return (torch.cos(angles) * self.growth).to(inputs.dtype), (torch.sin(angles) * self.growth).to(inputs.dtype)
+
+    def position_bias(self, inputs: Tensor) -> Tensor | None:
+        """What the position scheme adds to the scores, (h, n, n), or None."""
+        if not isinstance(self.position, (Alibi, Relative)):
+            return None
+        places = _places(inputs)
+        gaps = places.unsqueeze(0) - places.unsqueeze(1)  # (n, n), column minus row
+        if isinstance(self.position, Alibi):
+            return self.get_buffer("slopes") * gaps.abs().to(inputs.dtype)
+        most = self.position.max_distance
+        index = (gaps.clamp(-most, most) + most).to(torch.int64)
+        return self.get_buffer("by_distance")[index].permute(2, 0, 1)
+
     def forward(
         self, inputs: Tensor, scale: Tensor, attn_mask: Tensor | None = None, attn_bias: Tensor | None = None
     ) -> Intermediates:
         """Every intermediate of (b, n, embed_dim) inputs; see `attend` for the rest."""
-        return attend(*self.project(inputs), scale, attn_mask, attn_bias)
+        return attend(
+            *self.project(inputs),
+            scale,
+            attn_mask,
+            attn_bias,
+            logit_softcap=self.logit_softcap,
+            position_bias=self.position_bias(inputs),
+        )
+
+
+def _places(inputs: Tensor) -> Tensor:
+    """0, 1, … n - 1 for (b, n, d) inputs, float64.
+
+    Counted from the inputs' own numbers, not from their shape: an exporter takes a length from whichever input it
+    likes, and `models.export` takes masks and biases out.
+    """
+    return (inputs[0, :, 0] * 0 + 1).to(torch.float64).cumsum(0) - 1
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, rope: Rope) -> Tensor:
+    """Turn pairs of (b, h, n, head_dim) by angles given as (n, rotary_dim / 2); see `models.positions.rotate`."""
+    half = cos.shape[-1]
+    turning, rest = x[..., : 2 * half], x[..., 2 * half :]
+    if rope.pairing == "half":
+        first, second = turning[..., :half], turning[..., half:]
+    else:
+        first, second = turning[..., 0::2], turning[..., 1::2]
+    turned = (first * cos - second * sin, second * cos + first * sin)
+    if rope.pairing == "half":
+        return torch.cat((*turned, rest), dim=-1)
+    return torch.cat((torch.stack(turned, dim=-1).flatten(-2), rest), dim=-1)
 
 
 class Projections(nn.Module):

@@ -23,7 +23,7 @@ from models.types import TensorName
 from models.weights import AttentionWeights
 
 OPSET = 20
-EXPORTER = f"self-attention/1 opset/{OPSET} torch/{torch.__version__.split('+')[0]} onnx/{onnx.__version__}"
+EXPORTER = f"self-attention/2 opset/{OPSET} torch/{torch.__version__.split('+')[0]} onnx/{onnx.__version__}"
 """Whatever makes two exports of equal weights differ."""
 
 BATCH, TOKENS = "batch", "tokens"

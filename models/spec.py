@@ -1,4 +1,8 @@
-"""`AttentionSpec`: everything about an attention layer but its numbers."""
+"""`AttentionSpec`: everything about an attention layer but its numbers.
+
+Order of operations: project (with biases), normalise queries and keys, rotate them; scores = QKᵀ · scale, soft cap,
+position bias, the caller's bias, mask; softmax; weighted sum of values.
+"""
 
 import math
 import re
@@ -21,10 +25,95 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class Position(_Frozen):
-    """How positions enter the scores. `none` is order-blind attention."""
+class NoPosition(_Frozen):
+    """Order-blind attention."""
 
-    scheme: Literal["none"] = Field(default="none", description="Position scheme of the layer.")
+    scheme: Literal["none"] = "none"
+
+
+class LinearScaling(_Frozen):
+    """All positions divided by `factor`."""
+
+    type: Literal["linear"]
+    factor: float = Field(ge=1)
+
+
+class Llama3Scaling(_Frozen):
+    """Slow pairs slowed by `factor`, fast ones left, as Llama 3.1 does."""
+
+    type: Literal["llama3"]
+    factor: float = Field(ge=1)
+    low_freq_factor: float = Field(gt=0)
+    high_freq_factor: float = Field(gt=0)
+    original_max_positions: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError("high_freq_factor must be above low_freq_factor")
+        return self
+
+
+class YarnScaling(_Frozen):
+    """Slow pairs slowed by `factor`, fast ones left, and what is rotated grows a little, as YaRN does."""
+
+    type: Literal["yarn"]
+    factor: float = Field(ge=1)
+    original_max_positions: int = Field(ge=1)
+    beta_fast: float = Field(default=32.0, gt=0)
+    beta_slow: float = Field(default=1.0, gt=0)
+    attention_factor: float | None = Field(default=None, gt=0, description="Default: 0.1 ln(factor) + 1.")
+
+    @property
+    def growth(self) -> float:
+        """What rotated queries and keys are multiplied by."""
+        return 0.1 * math.log(self.factor) + 1 if self.attention_factor is None else self.attention_factor
+
+
+class Rope(_Frozen):
+    """Rotary positions: pairs of numbers of queries and keys turn with the token's position."""
+
+    scheme: Literal["rope"]
+    base: float = Field(default=10_000.0, gt=1, description="Wavelengths grow to 2π times this.")
+    pairing: Literal["half", "interleaved"] = Field(
+        default="half", description="Pairs are (i, i + rotary_dim / 2), or (2i, 2i + 1)."
+    )
+    rotary_dim: int | None = Field(default=None, ge=2, multiple_of=2, description="Numbers that turn; default: all.")
+    scaling: Annotated[LinearScaling | Llama3Scaling | YarnScaling, Field(discriminator="type")] | None = None
+
+
+class Alibi(_Frozen):
+    """Each head's scores lose a slope times the distance."""
+
+    scheme: Literal["alibi"]
+
+
+class Relative(_Frozen):
+    """A learned bias per head and bucket of distances, as in T5: tensor `relative_bias` (num_buckets, num_heads)."""
+
+    scheme: Literal["relative"]
+    num_buckets: int = Field(default=32, ge=4, le=65_536, multiple_of=4)
+    max_distance: int = Field(default=128, ge=2, le=65_536)
+    bidirectional: bool = Field(default=True, description="Whether columns after the row have buckets of their own.")
+
+    @model_validator(mode="after")
+    def _far_enough(self) -> Self:
+        if self.max_distance <= self.num_buckets // (4 if self.bidirectional else 2):
+            raise ValueError("max_distance must be above the distances that have buckets of their own")
+        return self
+
+
+Position = Annotated[NoPosition | Rope | Alibi | Relative, Field(discriminator="scheme")]
+"""How positions enter the scores."""
+
+
+class QueryKeyNorm(_Frozen):
+    """Queries and keys divided by their root mean square, times the tensors `query_norm` and `key_norm`."""
+
+    scope: Literal["head", "all"] = Field(
+        default="head", description="Over each head's numbers, with weights (head_dim,); or over all heads together."
+    )
+    eps: float = Field(default=1e-6, gt=0)
 
 
 class Example(_Frozen):
@@ -58,7 +147,14 @@ class AttentionSpec(_Frozen):
     value_dim: Annotated[int | None, Field(ge=1, le=65_536, description="Width of a value; default: head_dim.")] = None
     is_causal: bool = Field(default=False, description="Row i attends to columns 0..i only, always.")
     scale: Annotated[float | None, Field(gt=0, description="Factor of the scores; default: 1/sqrt(head_dim).")] = None
-    position: Position = Field(default=Position(), description="Position scheme.")
+    position: Position = Field(default=NoPosition(), description="Position scheme.")
+    window: Annotated[int | None, Field(ge=1)] = Field(
+        default=None, description="A row sees the columns less than this many tokens before it, itself counted."
+    )
+    logit_softcap: Annotated[float | None, Field(gt=0)] = Field(
+        default=None, description="Scaled scores become cap * tanh(scores / cap), before bias and mask."
+    )
+    query_key_norm: QueryKeyNorm | None = Field(default=None, description="Normalisation before rotary positions.")
     labels: tuple[str, ...] = Field(default=(), description="Names of the embedding's columns, for people.")
     source: str = Field(default="", description="Where the weights come from.")
     license: str = Field(default="", description="Licence of the weights.")
@@ -79,6 +175,12 @@ class AttentionSpec(_Frozen):
             raise ValueError(f"{len(self.labels)} labels for embed_dim {self.embed_dim}")
         if self.example and any(len(row) != self.embed_dim for row in self.example.inputs):
             raise ValueError(f"every row of example.inputs must have embed_dim {self.embed_dim} numbers")
+        if isinstance(self.position, Rope):
+            turning = self.position.rotary_dim
+            if turning is None and self.head_dim % 2:
+                raise ValueError(f"rotary positions turn pairs, but head_dim {self.head_dim} is odd")
+            if turning is not None and turning > self.head_dim:
+                raise ValueError(f"rotary_dim {turning} is more than head_dim {self.head_dim}")
         if self.seed is not None and self.weights is not None:
             raise ValueError("give seed or weights, not both")
         return self

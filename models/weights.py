@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from models.errors import InvalidModel
-from models.spec import AttentionSpec
+from models.spec import AttentionSpec, Relative
 from models.types import F32, Array
 
 
@@ -23,6 +23,8 @@ class AttentionWeights:
         key: (embed_dim, num_kv_heads * head_dim).
         value: (embed_dim, num_kv_heads * value_dim).
         query_bias, key_bias, value_bias: (columns of their matrix,), or None.
+        query_norm, key_norm: weights of `spec.query_key_norm`, (head_dim,) or (columns of the matrix,), or None.
+        relative_bias: bias by bucket of distances, (num_buckets, num_heads), or None.
         output, output_bias: (num_heads * value_dim, embed_dim) and (embed_dim,), or None: carried with the layer, not
             part of `outputs`, which are the heads' values side by side.
     """
@@ -33,6 +35,9 @@ class AttentionWeights:
     query_bias: F32 | None = None
     key_bias: F32 | None = None
     value_bias: F32 | None = None
+    query_norm: F32 | None = None
+    key_norm: F32 | None = None
+    relative_bias: F32 | None = None
     output: F32 | None = None
     output_bias: F32 | None = None
 
@@ -52,7 +57,7 @@ class AttentionWeights:
 def shapes(spec: AttentionSpec) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor a weights file for `spec` may hold."""
     q, k, v = spec.num_heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.kv_heads * spec.v_dim
-    return {
+    found: dict[str, tuple[int, ...]] = {
         "query": (spec.embed_dim, q),
         "key": (spec.embed_dim, k),
         "value": (spec.embed_dim, v),
@@ -62,21 +67,34 @@ def shapes(spec: AttentionSpec) -> dict[str, tuple[int, ...]]:
         "output": (spec.output_dim, spec.embed_dim),
         "output_bias": (spec.embed_dim,),
     }
+    if spec.query_key_norm is not None:
+        whole = spec.query_key_norm.scope == "all"
+        found |= {"query_norm": (q if whole else spec.head_dim,), "key_norm": (k if whole else spec.head_dim,)}
+    if isinstance(spec.position, Relative):
+        found["relative_bias"] = (spec.position.num_buckets, spec.num_heads)
+    return found
+
+
+def needed(spec: AttentionSpec) -> list[str]:
+    """The tensors a layer cannot do without."""
+    optional = ("query_bias", "key_bias", "value_bias", "output", "output_bias")
+    return [name for name in shapes(spec) if name not in optional]
 
 
 def seeded(spec: AttentionSpec, seed: int) -> AttentionWeights:
-    """Normal weights of variance 1/embed_dim from a seed, the same on every machine and numpy version.
+    """Weights from a seed, the same on every machine and numpy version: normal, matrices of variance 1/embed_dim.
 
     Source:
         `numpy.random.RandomState`, whose streams are frozen by NEP 19, unlike `Generator`'s.
     """
     stream = np.random.RandomState(seed)
     want = shapes(spec)
-    query, key, value = (
-        (stream.standard_normal(want[name]) / np.sqrt(spec.embed_dim)).astype(np.float32)
-        for name in ("query", "key", "value")
-    )
-    return AttentionWeights(query, key, value)
+    drawn = {}
+    for name in needed(spec):
+        numbers = stream.standard_normal(want[name])
+        matrix = name in ("query", "key", "value")
+        drawn[name] = (numbers / np.sqrt(spec.embed_dim) if matrix else numbers).astype(np.float32)
+    return AttentionWeights(**drawn)
 
 
 def checked(spec: AttentionSpec, tensors: Mapping[str, Array], where: str) -> AttentionWeights:
@@ -88,7 +106,7 @@ def checked(spec: AttentionSpec, tensors: Mapping[str, Array], where: str) -> At
     want = shapes(spec)
     if unknown := sorted(tensors.keys() - want.keys()):
         raise InvalidModel(f"{where}: unknown tensor {unknown[0]!r}; known are {', '.join(want)}")
-    if missing := [name for name in ("query", "key", "value") if name not in tensors]:
+    if missing := [name for name in needed(spec) if name not in tensors]:
         raise InvalidModel(f"{where}: tensor {missing[0]!r} is missing")
     for name, tensor in tensors.items():
         if tensor.shape != want[name]:

@@ -105,13 +105,14 @@ class LocalEngine:
             model, name = None, CALLER
             query, value = request.projections.query, request.projections.value
             sizes = Sizes(1, query.shape[1], value.shape[1])
-            embed_dim, is_causal, scale = len(query), False, query.shape[1] ** -0.5
+            embed_dim, is_causal, window, scale = len(query), False, None, query.shape[1] ** -0.5
         else:
             model = self.catalog.find(options.model or self.settings.default_model)
             spec = model.entry.spec
             name = (spec.name, spec.version)
             sizes = Sizes(spec.num_heads, spec.head_dim, spec.v_dim)
-            embed_dim, is_causal, scale = spec.embed_dim, spec.is_causal, spec.effective_scale
+            embed_dim, is_causal = spec.embed_dim, spec.is_causal
+            window, scale = spec.window, spec.effective_scale
         self._check_fit(request, model, embed_dim)
         size = self._check_size(request, sizes, bytes_in, fused=backend == "eager")
         job = Job(
@@ -120,6 +121,7 @@ class LocalEngine:
             options=options,
             is_causal=options.is_causal or is_causal,
             scale=scale if options.scale is None else options.scale,
+            window=window,
             projections=request.projections,
         )
         units = [Unit(job, sequence, request.pointer(i)) for i, sequence in enumerate(request.sequences)]

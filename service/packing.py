@@ -22,6 +22,7 @@ class Job:
         options: what the caller asked for.
         is_causal: asked for by the caller or by the model.
         scale: factor of the scores, the caller's or the model's.
+        window: the model's sliding window, or None.
         projections: the caller's own matrices, or None.
     """
 
@@ -30,6 +31,7 @@ class Job:
     options: Options
     is_causal: bool
     scale: float
+    window: int | None = None
     projections: Projections | None = None
 
 
@@ -52,13 +54,23 @@ class Unit:
         """Tokens."""
         return len(self.sequence.inputs)
 
+    @property
+    def masked(self) -> bool:
+        """Whether what its rows see takes a matrix to say, beyond all or all that came before."""
+        window = self.job.window
+        return self.sequence.attn_mask is not None or (window is not None and window < self.length)
+
+    def visible(self) -> Bool | None:
+        """Which columns a row sees, by the caller's mask and the model: (n, n), or None for all."""
+        mask, job = self.sequence.attn_mask, self.job
+        return visible(self.length, mask, is_causal=job.is_causal, window=job.window)
+
     def key(self) -> tuple[object, ...]:
         """Units with equal keys may share a batch: one length, one layer, one graph, one scale."""
         job, sequence = self.job, self.sequence
         bias = None if sequence.attn_bias is None else len(_with_heads(sequence.attn_bias))
         matrices = None if job.projections is None else id(job.projections)
-        masked = sequence.attn_mask is not None
-        return (id(job.runner), self.length, job.options.wanted, job.is_causal, masked, bias, job.scale, matrices)
+        return (id(job.runner), self.length, job.options.wanted, job.is_causal, self.masked, bias, job.scale, matrices)
 
 
 def batch_limit(unit: Unit, most_sequences: int) -> int:
@@ -70,7 +82,7 @@ def batch_of(units: Sequence[Unit]) -> Batch:
     """The batch of units of one key."""
     job = units[0].job
     masks: tuple[Bool, ...] | None = None
-    if units[0].sequence.attn_mask is not None:
+    if units[0].masked:
         masks = tuple(_keep(unit) for unit in units)
     biases: tuple[F32, ...] | None = None
     if units[0].sequence.attn_bias is not None:
@@ -87,8 +99,8 @@ def batch_of(units: Sequence[Unit]) -> Batch:
 
 
 def _keep(unit: Unit) -> Bool:
-    keep = visible(unit.length, unit.sequence.attn_mask, is_causal=unit.job.is_causal)
-    assert keep is not None, "a unit with a mask sees some columns only"
+    keep = unit.visible()
+    assert keep is not None, "a masked unit sees some columns only"
     return keep
 
 
@@ -113,7 +125,7 @@ def answer(unit: Unit, tensors: Tensors) -> tuple[Answer, list[int]]:
     masked = unit.sequence.attn_mask is not None
     keep = None
     if masked or "scores" in tensors:
-        keep = visible(unit.length, unit.sequence.attn_mask, is_causal=unit.job.is_causal)
+        keep = unit.visible()
     dead = fully_masked_rows(keep) if masked else []
     if dead:
         _silence(tensors, dead)

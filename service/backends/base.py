@@ -34,7 +34,8 @@ class Batch:
 
     Attributes:
         inputs: b arrays (n, embed_dim).
-        masks: b arrays (n, n), True = may attend, or None if every row sees every column it may by `is_causal`.
+        masks: b arrays (n, n), True = may attend, or None if every row sees every column it may by `is_causal`. A
+            layer's own causality and window are in these two; runners add none.
         biases: b arrays (1, n, n) or (h, n, n), all alike, or None.
         is_causal: rows see earlier columns only; never together with `masks`, which then hold causality too.
         scale: factor of the scores.

@@ -76,7 +76,8 @@ class EagerRunner:
         mask = None if batch.masks is None else self._put(batch.masks[start:stop])  # (b, n, n)
         bias = None if batch.biases is None else self._put(batch.biases[start:stop])  # (b, 1 or h, n, n)
         query, key, value = self._project(inputs, batch)
-        if {"weights", "scores"}.isdisjoint(batch.wanted):
+        layer = self.module if isinstance(self.module, SelfAttention) else None
+        if {"weights", "scores"}.isdisjoint(batch.wanted) and (layer is None or layer.plain_scores):
             found = {"query": query, "key": key, "value": value}
             if "outputs" in batch.wanted:
                 found["outputs"] = self._fused(query, key, value, mask, bias, batch)
@@ -84,7 +85,16 @@ class EagerRunner:
             if batch.is_causal:
                 mask = self._causal(batch.length)
             scale = torch.tensor(batch.scale, dtype=torch.float32, device=self.device)
-            found = attend(query, key, value, scale, mask, bias)._asdict()
+            found = attend(
+                query,
+                key,
+                value,
+                scale,
+                mask,
+                bias,
+                logit_softcap=layer.logit_softcap if layer else None,
+                position_bias=layer.position_bias(inputs) if layer else None,
+            )._asdict()
         arrays = {name: found[name].cpu().numpy() for name in batch.wanted}
         return [{name: array[i] for name, array in arrays.items()} for i in range(stop - start)]
 

@@ -35,8 +35,9 @@ class ReferenceRunner:
 
     def __init__(self, entry: ModelEntry | None) -> None:
         """Serve `entry`."""
-        # Causality is the batch's to say, as for every runner.
-        self.entry = entry and replace(entry, spec=entry.spec.model_copy(update={"is_causal": False}))
+        # What a row sees is the batch's to say, as for every runner.
+        everything = {"is_causal": False, "window": None}
+        self.entry = entry and replace(entry, spec=entry.spec.model_copy(update=everything))
 
     def warm(self) -> None:
         """Nothing to prepare."""

@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from models.spec import Example, Position
+from models.spec import Example, Position, QueryKeyNorm
 from service.catalog import Catalog, LoadedModel
 from service.runtime import Runtime
 
@@ -24,6 +24,9 @@ class ModelDescription(BaseModel):
     is_causal: bool
     scale: float = Field(description="Factor of the scores when a request gives none.")
     position: Position
+    window: int | None = Field(description="A row sees columns less than this many tokens away, itself counted.")
+    logit_softcap: float | None = Field(description="Scaled scores become cap * tanh(scores / cap).")
+    query_key_norm: QueryKeyNorm | None = Field(description="Normalisation of queries and keys.")
     labels: list[str] = Field(description="Names of the embedding's columns, where they have names.")
     example: Example | None = Field(description="An input worth trying first.")
     source: str
@@ -88,6 +91,9 @@ def _describe(catalog: Catalog, model: LoadedModel) -> ModelDescription:
         is_causal=spec.is_causal,
         scale=spec.effective_scale,
         position=spec.position,
+        window=spec.window,
+        logit_softcap=spec.logit_softcap,
+        query_key_norm=spec.query_key_norm,
         labels=list(spec.labels),
         example=spec.example,
         source=spec.source,

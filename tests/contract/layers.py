@@ -38,8 +38,57 @@ _ALL = (
     make_layer("grouped", embed_dim=9, num_heads=4, num_kv_heads=2, head_dim=5, value_dim=3, with_biases=True),
     make_layer("multi-query", embed_dim=10, num_heads=3, num_kv_heads=1, head_dim=4),
 )
-LAYERS: dict[str, ModelEntry] = {entry.spec.name: entry for entry in _ALL}
+ORDERLESS: dict[str, ModelEntry] = {entry.spec.name: entry for entry in _ALL}
 """Small ones, for laws: one head, several, grouped; values as wide as queries and narrower; with and without biases."""
+
+_LLAMA3 = {"type": "llama3", "factor": 4, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_positions": 16}
+_SCHEMES = (
+    make_layer(
+        "rotary",
+        embed_dim=10,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=6,
+        position={"scheme": "rope", "base": 500, "scaling": _LLAMA3},
+        with_biases=True,
+    ),
+    make_layer(
+        "interleaved",
+        embed_dim=9,
+        num_heads=2,
+        head_dim=6,
+        position={"scheme": "rope", "pairing": "interleaved", "rotary_dim": 4},
+        query_key_norm={"scope": "all"},
+    ),
+    make_layer("alibi", embed_dim=8, num_heads=3, head_dim=4, position={"scheme": "alibi"}),
+    make_layer(
+        "relative",
+        embed_dim=8,
+        num_heads=2,
+        head_dim=4,
+        scale=1.0,
+        position={"scheme": "relative", "num_buckets": 8, "max_distance": 9},
+    ),
+    make_layer(
+        "capped",
+        embed_dim=8,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=4,
+        window=3,
+        logit_softcap=2.0,
+        query_key_norm={},
+        position={"scheme": "rope"},
+    ),
+)
+LAYERS: dict[str, ModelEntry] = ORDERLESS | {entry.spec.name: entry for entry in _SCHEMES}
+"""Those, and one or more of each position scheme, of windows, soft caps and normalisations."""
+
+
+def seeing_all(entry: ModelEntry) -> ModelEntry:
+    """The layer without its window: what a row sees is not a module's or a graph's to say, it is told by a mask."""
+    return replace(entry, spec=entry.spec.model_copy(update={"window": None}))
+
 
 WIDE: dict[str, ModelEntry] = {
     entry.spec.name: entry
@@ -94,11 +143,12 @@ def attend(
     scale: float,
     wanted: Sequence[TensorName] = TENSOR_NAMES,
     is_causal: bool = False,
+    window: int | None = None,
     projections: Projections | None = None,
 ) -> list[Found]:
     """Answer sequences of one length in one batch, as the service does."""
     options = Options.model_validate({"return": wanted})
-    job = Job(runner, "test", options, is_causal, scale, projections)
+    job = Job(runner, "test", options, is_causal, scale, window, projections)
     units = [Unit(job, sequence, f"/inputs/{i}") for i, sequence in enumerate(sequences)]
     found = []
     for unit, tensors in zip(units, runner.run(batch_of(units)), strict=True):

@@ -14,6 +14,7 @@ from service.backends import BACKENDS
 from service.backends.base import Runner
 from tests.contract.layers import (
     LAYERS,
+    ORDERLESS,
     WIDE,
     Found,
     assert_close,
@@ -53,7 +54,8 @@ class Loaded:
         return layer_runner(self.backend, self.layer, self.artifacts)
 
     def attend(self, sequences: list[SequenceInput], **options) -> list[Found]:
-        return attend(self.runner, sequences, **{"scale": self.entry.spec.effective_scale, **options})
+        spec = self.entry.spec
+        return attend(self.runner, sequences, **{"scale": spec.effective_scale, "window": spec.window, **options})
 
 
 @dataclass(frozen=True)
@@ -69,12 +71,15 @@ class Recipe:
     def draw(self, entry) -> SequenceInput:
         return draw_sequence(entry, self.n, self.seed, masked=self.masked, biased=self.biased)
 
-    def visible(self, sequence: SequenceInput) -> np.ndarray:
+    def visible(self, sequence: SequenceInput, window: int | None) -> np.ndarray:
         """(n, n), written out once more and independently of `models.masks`."""
-        mask = sequence.attn_mask
+        mask, reach = sequence.attn_mask, self.n if window is None else window
         return np.array(
             [
-                [(mask is None or bool(mask[i, j])) and (j <= i or not self.is_causal) for j in range(self.n)]
+                [
+                    (mask is None or bool(mask[i, j])) and (j <= i or not self.is_causal) and abs(i - j) < reach
+                    for j in range(self.n)
+                ]
                 for i in range(self.n)
             ]
         )
@@ -97,6 +102,13 @@ def loaded(request: pytest.FixtureRequest, artifacts: Path) -> Loaded:
     return Loaded(backend, layer, artifacts)
 
 
+@pytest.fixture(scope="module", params=[f"{b}/{name}" for b in BACKENDS for name in ORDERLESS])
+def orderless(request: pytest.FixtureRequest, artifacts: Path) -> Loaded:
+    """Every layer without positions on every backend."""
+    backend, _, layer = request.param.partition("/")
+    return Loaded(backend, layer, artifacts)
+
+
 @given(recipe=recipes, factor=st.sampled_from([0.25, 1.0, 2.0]))
 @law
 def test_every_tensor_equals_the_reference(loaded: Loaded, recipe: Recipe, factor: float):
@@ -115,7 +127,7 @@ def test_every_tensor_equals_the_reference(loaded: Loaded, recipe: Recipe, facto
 def test_weights_are_a_distribution_over_what_a_row_sees(loaded: Loaded, recipe: Recipe):
     """Rows sum to 1, masked weights are exactly 0, and a row that sees nothing is all zeros and listed."""
     sequence = recipe.draw(loaded.entry)
-    visible = recipe.visible(sequence)
+    visible = recipe.visible(sequence, loaded.entry.spec.window)
     alive = visible.any(axis=-1)
 
     (found,) = loaded.attend([sequence], is_causal=recipe.is_causal)
@@ -146,9 +158,9 @@ def test_fewer_tensors_are_the_same_tensors(loaded: Loaded, recipe: Recipe):
 
 @given(n=st.integers(2, 18), seed=st.integers(0, 2**32 - 1), masked=st.booleans(), biased=st.booleans())
 @law
-def test_tokens_in_another_order_give_the_same_rows_in_that_order(loaded: Loaded, n, seed, masked, biased):
+def test_tokens_in_another_order_give_the_same_rows_in_that_order(orderless: Loaded, n, seed, masked, biased):
     """Attention without positions knows no order: permuting tokens permutes rows and columns, and nothing else."""
-    sequence = draw_sequence(loaded.entry, n, seed, masked=masked, biased=biased)
+    sequence = draw_sequence(orderless.entry, n, seed, masked=masked, biased=biased)
     order = np.random.default_rng(seed).permutation(n)
     square = np.ix_(order, order)
     shuffled = SequenceInput(
@@ -157,8 +169,8 @@ def test_tokens_in_another_order_give_the_same_rows_in_that_order(loaded: Loaded
         None if sequence.attn_bias is None else np.ascontiguousarray(sequence.attn_bias[..., *square]),
     )
 
-    (found,) = loaded.attend([sequence])
-    (moved,) = loaded.attend([shuffled])
+    (found,) = orderless.attend([sequence])
+    (moved,) = orderless.attend([shuffled])
 
     assert_close(moved["outputs"], found["outputs"][order], TOLERANCE)
     assert_close(moved["weights"], found["weights"][:, *square], TOLERANCE)
@@ -185,7 +197,7 @@ def test_later_tokens_do_not_change_earlier_causal_rows(loaded: Loaded, n, more,
 def test_outputs_lie_within_the_values_a_row_sees(loaded: Loaded, recipe: Recipe):
     """A mixture with weights that sum to 1 leaves the box of what is mixed only by rounding."""
     sequence = recipe.draw(loaded.entry)
-    visible = recipe.visible(sequence)
+    visible = recipe.visible(sequence, loaded.entry.spec.window)
 
     (found,) = loaded.attend([sequence], is_causal=recipe.is_causal)
 

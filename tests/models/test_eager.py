@@ -4,7 +4,7 @@ import torch
 
 from models.eager import Intermediates, Projections, SelfAttention, attend, fused_outputs, merge_heads, split_heads
 from models.types import TENSOR_NAMES
-from tests.contract.layers import LAYERS, assert_close, by_reference, draw_sequence
+from tests.contract.layers import LAYERS, assert_close, by_reference, draw_sequence, seeing_all
 
 
 def tensors_of(sequences, dtype=torch.float32):
@@ -37,7 +37,7 @@ def draw(entry, n, count, *, masked, biased):
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.float64, 1e-12)])
 def test_every_intermediate_equals_the_reference(layer, masked, biased, dtype, tolerance):
     """In float64 to the last digits, so that float32's differences are rounding and nothing else."""
-    entry = LAYERS[layer]
+    entry = seeing_all(LAYERS[layer])
     module = SelfAttention(entry.spec, entry.weights).to(dtype)
     sequences = draw(entry, 6, 3, masked=masked, biased=biased)
     inputs, mask, bias = tensors_of(sequences, dtype)
@@ -76,7 +76,7 @@ def test_a_row_that_sees_nothing_is_exactly_zero(dtype):
 )
 def test_fused_outputs_equal_the_explicit_ones(layer, masked, biased, is_causal):
     """The kernel that never holds a matrix of scores answers the same, where a row sees anything."""
-    entry = LAYERS[layer]
+    entry = seeing_all(LAYERS[layer])
     module = SelfAttention(entry.spec, entry.weights)
     inputs, mask, bias = tensors_of(draw(entry, 9, 2, masked=masked, biased=biased))
     query, key, value = module.project(inputs)

@@ -10,7 +10,7 @@ import torch
 from models.errors import ArtifactError
 from models.export import OPSET, Variant, checked, export_layer, export_projections, specialise
 from models.types import TENSOR_NAMES, SequenceInput
-from tests.contract.layers import LAYERS, assert_close, by_reference, draw_sequence, make_layer
+from tests.contract.layers import LAYERS, assert_close, by_reference, draw_sequence, make_layer, seeing_all
 
 FULL = Variant(TENSOR_NAMES, masked=True, biased=True)
 WANTED = (("outputs",), ("weights",), ("scores",), ("outputs", "weights"), ("query", "key"), ("value",), TENSOR_NAMES)
@@ -107,7 +107,7 @@ def test_batch_and_tokens_are_symbolic(layer):
 @pytest.mark.parametrize("n", [1, 2, 31, 33, 257])
 def test_one_export_runs_at_every_length_and_batch(layer, n):
     """Traps 51 and 52: it was exported at 5 tokens and a batch of 3, and must not remember."""
-    entry = LAYERS[layer]
+    entry = seeing_all(LAYERS[layer])
     for count, heads in ((1, entry.spec.num_heads), (5, 1)) if n < 100 else ((1, 1),):
         sequences = draw(entry, n, count, bias_heads=heads)
 
@@ -123,7 +123,7 @@ def test_one_export_runs_at_every_length_and_batch(layer, n):
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: f"{'+'.join(v.wanted)}-{v.masked}-{v.biased}")
 def test_a_specialised_graph_takes_and_gives_what_it_should(layer, variant):
     """Inputs a request does not use are gone, outputs stand in the order asked for, and the numbers are the same."""
-    entry = LAYERS[layer]
+    entry = seeing_all(LAYERS[layer])
 
     small = specialise(exported(layer), variant)
 
@@ -163,7 +163,7 @@ def test_specialising_leaves_the_full_graph_alone():
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_row_that_sees_nothing_is_zeros_in_the_graph_itself(layer):
     """Trap 7 (onnxscript#2479): an export that softens -inf gives the mean of the values, [2, 3] in case B."""
-    entry = LAYERS[layer]
+    entry = seeing_all(LAYERS[layer])
     sequences = [draw_sequence(entry, 5, 0), draw_sequence(entry, 5, 1)]
     feed = feed_of(sequences, 0.6)
     feed["attn_mask"][0, 3] = False

@@ -39,3 +39,35 @@ def test_rows_that_see_nothing_are_listed(keep, rows):
 
     assert found == rows
     assert all(type(row) is int for row in found)
+
+
+@pytest.mark.parametrize(
+    ("window", "is_causal", "rows"),
+    [
+        (
+            2,
+            True,
+            ["1000", "1100", "0110", "0011"],
+        ),  # as transformers has it (#39408, trap 47)
+        (1, True, ["1000", "0100", "0010", "0001"]),
+        (4, True, ["1000", "1100", "1110", "1111"]),
+        (2, False, ["1100", "1110", "0111", "0011"]),
+    ],
+)
+def test_a_window_counts_the_token_itself(window, is_causal, rows):
+    """Whether it does is told differently everywhere; here it is written down."""
+    expected = [[cell == "1" for cell in row] for row in rows]
+
+    np.testing.assert_array_equal(visible(4, None, is_causal=is_causal, window=window), expected)
+
+
+def test_a_window_and_a_mask_both_hold():
+    mask = np.ones((3, 3), bool)
+    mask[2, 1] = False
+
+    np.testing.assert_array_equal(visible(3, mask, is_causal=True, window=2), [[1, 0, 0], [1, 1, 0], [0, 0, 1]])
+
+
+def test_a_window_as_long_as_the_sequence_hides_nothing():
+    """Then no mask is needed at all."""
+    assert visible(3, None, is_causal=False, window=3) is None

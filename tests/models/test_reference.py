@@ -17,6 +17,66 @@ B = {
 }
 
 
+def turned_by_hand(numbers, place, rope):
+    """A head's numbers at one place, turned pair by pair."""
+    width = len(numbers) if rope.rotary_dim is None else rope.rotary_dim
+    turned = list(numbers)
+    for pair in range(width // 2):
+        frequency = rope.base ** (-2 * pair / width)
+        if rope.scaling is not None:  # llama3, by wavelength
+            waves = 2 * math.pi / frequency
+            original, low, high = (
+                rope.scaling.original_max_positions,
+                rope.scaling.low_freq_factor,
+                rope.scaling.high_freq_factor,
+            )
+            slowed = frequency / rope.scaling.factor
+            smooth = (original / waves - low) / (high - low)
+            if waves > original / low:
+                frequency = slowed
+            elif waves >= original / high:
+                frequency = (1 - smooth) * slowed + smooth * frequency
+        a, b = (pair, pair + width // 2) if rope.pairing == "half" else (2 * pair, 2 * pair + 1)
+        cos, sin = math.cos(place * frequency), math.sin(place * frequency)
+        turned[a] = numbers[a] * cos - numbers[b] * sin
+        turned[b] = numbers[b] * cos + numbers[a] * sin
+    return turned
+
+
+def bucket_by_hand(gap, relative):
+    """T5's bucket of a distance column minus row, both ways."""
+    each = relative.num_buckets // 2
+    exact, away = each // 2, abs(gap)
+    start = each if gap > 0 else 0
+    if away < exact:
+        return start + away
+    share = math.log(away / exact) / math.log(relative.max_distance / exact)
+    return start + min(each - 1, exact + int(share * (each - exact)))
+
+
+def normalised_by_hand(heads, norm, weight):
+    """Numbers over their root mean square, per head or over all heads of a token."""
+    found = [[list(numbers) for numbers in head] for head in heads]
+    for i in range(len(heads[0])):
+        for h, head in enumerate(heads):
+            over = head[i] if norm.scope == "head" else [x for other in heads for x in other[i]]
+            root = math.sqrt(sum(x * x for x in over) / len(over) + norm.eps)
+            start = 0 if norm.scope == "head" else h * len(head[i])
+            found[h][i] = [x / root * float(weight[start + c]) for c, x in enumerate(head[i])]
+    return found
+
+
+def place_bias_by_hand(entry, h, gap):
+    """What the position scheme adds to head h's score at a distance column minus row."""
+    position, heads = entry.spec.position, entry.spec.num_heads
+    if position.scheme == "alibi":
+        assert heads == 3  # two slopes of the power below, then the first of the power above
+        return -[2.0**-4, 2.0**-8, 2.0**-2][h] * abs(gap)
+    if position.scheme == "relative":
+        return float(entry.weights.relative_bias[bucket_by_hand(gap, position)][h])
+    return 0.0
+
+
 def by_hand(entry, inputs, *, mask=None, bias=None, is_causal=False, scale=None):
     """Weights (h, n, n) and outputs (n, h * value_dim) in loops over Python floats: not one product of arrays."""
     spec, tensors = entry.spec, entry.weights.tensors()
@@ -39,6 +99,14 @@ def by_hand(entry, inputs, *, mask=None, bias=None, is_causal=False, scale=None)
     query = project("query", spec.num_heads, spec.head_dim)
     key = project("key", spec.kv_heads, spec.head_dim)
     value = project("value", spec.kv_heads, spec.v_dim)
+    if spec.query_key_norm is not None:
+        query = normalised_by_hand(query, spec.query_key_norm, tensors["query_norm"])
+        key = normalised_by_hand(key, spec.query_key_norm, tensors["key_norm"])
+    if spec.position.scheme == "rope":
+        query, key = (
+            [[turned_by_hand(numbers, i, spec.position) for i, numbers in enumerate(head)] for head in heads]
+            for heads in (query, key)
+        )
     weights, outputs = [], [[] for _ in range(n)]
     for h in range(spec.num_heads):
         served = h // (spec.num_heads // spec.kv_heads)  # neighbours share a key/value head
@@ -47,9 +115,13 @@ def by_hand(entry, inputs, *, mask=None, bias=None, is_causal=False, scale=None)
             exps = []
             for j in range(n):
                 score = scale * sum(query[h][i][c] * key[served][j][c] for c in range(spec.head_dim))
+                if spec.logit_softcap is not None:
+                    score = spec.logit_softcap * math.tanh(score / spec.logit_softcap)
+                score += place_bias_by_hand(entry, h, j - i)
                 if bias is not None:
                     score += float(bias[i][j] if bias.ndim == 2 else bias[h][i][j])
                 seen = (mask is None or mask[i][j]) and (j <= i or not is_causal)
+                seen = seen and (spec.window is None or abs(i - j) < spec.window)
                 exps.append(math.exp(score) if seen else 0.0)
             total = sum(exps)
             row = [e / total if total else 0.0 for e in exps]

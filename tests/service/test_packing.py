@@ -62,6 +62,19 @@ def test_a_bias_of_one_head_has_one_key_however_it_is_nested():
     assert flat.key() == nested.key() != full.key()
 
 
+def test_a_window_shorter_than_the_sequence_takes_a_mask_and_a_longer_one_none():
+    """A mask costs n² bytes and the masked graph: only those who need one get one."""
+    runner = FakeRunner()
+    near, far = unit(1, runner, N, window=2, is_causal=True), unit(1, runner, N, window=N, is_causal=True)
+
+    assert near.key() != far.key() == unit(1, runner, N, is_causal=True).key()
+    (mask,) = batch_of([near]).masks
+    np.testing.assert_array_equal(mask, np.tri(N, dtype=bool) & ~np.tri(N, k=-2, dtype=bool))
+    assert not batch_of([near]).is_causal
+    assert batch_of([far]).masks is None
+    assert batch_of([far]).is_causal
+
+
 def test_callers_with_matrices_of_their_own_never_share_a_batch():
     """Equal numbers in different arrays are different matrices: comparing them would cost more than it brings."""
     runner, matrix = FakeRunner(), np.eye(2, dtype=np.float32)
