@@ -178,8 +178,8 @@ def _describe(api: FastAPI, raw: Sequence[RawRoute], *, with_keys: bool) -> None
             keys = [(model, "validation") for model in (Problem, *models)]
             _, definitions = models_json_schema(keys, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
             document["components"]["schemas"] |= definitions["$defs"]
-            for route in raw:
-                document["paths"][route.path] = route.describe()
+            # First what people come for.
+            document["paths"] = {route.path: route.describe() for route in raw} | document["paths"]
             if with_keys:
                 document["components"]["securitySchemes"] = KEY_SCHEMES
                 for path, item in document["paths"].items():

@@ -1,7 +1,6 @@
 """`attention models`."""
 
 from rich.console import Console
-from rich.table import Table
 
 from models import repository
 from models.repository import BrokenEntry
@@ -17,16 +16,15 @@ def models() -> None:
         own, broken = repository.scan(settings.model_repository)
         mine = {entry.spec.id for entry in own}
         entries = [entry for entry in entries if entry.spec.id not in mine] + own
-    table = Table(box=None, header_style="bold")
-    for column in ("model", "embed_dim", "heads", "d_k", "d_v", "causal", "origin", "description"):
-        table.add_column(column)
+    console = Console(highlight=False)
     for entry in entries:
         spec = entry.spec
         default = " (default)" if settings.default_model in (spec.name, spec.id) else ""
-        sizes = (str(size) for size in (spec.embed_dim, spec.num_heads, spec.head_dim, spec.v_dim))
-        causal = "yes" if spec.is_causal else "no"
-        table.add_row(spec.id + default, *sizes, causal, entry.origin, spec.description)
-    console = Console()
-    console.print(table)
+        heads = "1 head" if spec.num_heads == 1 else f"{spec.num_heads} heads"
+        causal = ", causal" if spec.is_causal else ""
+        sizes = f"embed_dim {spec.embed_dim}, {heads}, d_k {spec.head_dim}, d_v {spec.v_dim}{causal}, {entry.origin}"
+        console.print(f"[bold]{spec.id}[/bold]{default}  {sizes}")
+        if spec.description:
+            console.print(f"    {spec.description}", style="dim", markup=False)
     for fault in broken:
         console.print(f"not served: {fault.origin}: {fault.reason}", style="red", markup=False)
