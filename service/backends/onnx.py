@@ -19,7 +19,7 @@ from service.errors import ConfigurationError
 from service.settings import Settings
 
 CPU_BATCH_TOKENS = 256
-"""Above this, stacking on a CPU no longer pays (a 128-wide sequence costs as much in company as alone)."""
+"""So many tokens of small sequences share a run on a CPU; longer sequences are better spread over the slots."""
 
 GPU_BATCH_TOKENS = 16_384
 

@@ -112,7 +112,7 @@ def _fast_fields(body: bytes) -> dict[str, Any] | None:
     except (ValueError, TypeError, RuntimeError, _Unusual):
         return None
     # A row such as [1, [2]] would have been flattened unseen: then there are more brackets than arrays were found.
-    brackets = np.count_nonzero(np.frombuffer(body, np.uint8) == ord("["))  # five times as fast as bytes.count
+    brackets = np.count_nonzero(np.frombuffer(body, np.uint8) == ord("["))  # bytes.count takes longer
     return fields if brackets == arrays.found else None
 
 

@@ -1,7 +1,7 @@
 """What a raw route is: an endpoint below the framework, for bodies that must not become Python objects.
 
 Everything small is an ordinary FastAPI router. Tensor routes are called straight from the outermost layer, which saves
-the framework's share of a request (about 70 µs), and describe themselves for OpenAPI.
+the framework's share of a request, and describe themselves for OpenAPI.
 """
 
 from collections.abc import Sequence
