@@ -129,6 +129,22 @@ class Example(_Frozen):
         return self
 
 
+class Parity(_Frozen):
+    """How far a layer is from the same one in the library that its checkpoint is made for."""
+
+    library: str = Field(description="Such as `transformers 5.24.0`.")
+    differences: dict[str, float] = Field(description="Largest absolute difference by tensor, such as `weights`.")
+
+
+class Provenance(_Frozen):
+    """What a layer was imported from."""
+
+    family: str = Field(description="Layout of the checkpoint, a name of `models.importers.FAMILIES`.")
+    layer: int = Field(ge=0, description="Number of the layer in it.")
+    files: dict[str, str] = Field(description="SHA-256 of each file that was read, by name.")
+    parity: Parity | None = Field(default=None, description="None where the library was not there to compare with.")
+
+
 class AttentionSpec(_Frozen):
     """A self-attention layer: its sizes, its scheme, and where its numbers come from.
 
@@ -158,6 +174,7 @@ class AttentionSpec(_Frozen):
     labels: tuple[str, ...] = Field(default=(), description="Names of the embedding's columns, for people.")
     source: str = Field(default="", description="Where the weights come from.")
     license: str = Field(default="", description="Licence of the weights.")
+    provenance: Provenance | None = Field(default=None, description="What the layer was imported from.")
     seed: Annotated[int | None, Field(ge=0, lt=2**32, description="Draw the weights from this seed.")] = None
     weights: dict[str, Matrix] | None = Field(default=None, description="The weights themselves, where they are few.")
     example: Example | None = Field(default=None, description="An input worth trying first.")

@@ -17,9 +17,13 @@ from models.weights import AttentionWeights
 log = logging.getLogger(__name__)
 
 
+NOT_EXPORTED = {"description", "labels", "source", "license", "provenance", "example", "weights"}
+"""Fields of a spec that its graph does not depend on; the numbers have a digest of their own."""
+
+
 def artifact_key(spec: AttentionSpec, weights: AttentionWeights) -> str:
     """SHA-256 over all that an exported graph depends on: spec, numbers, exporter."""
-    described = spec.model_dump_json(exclude={"description", "labels", "source", "license", "example", "weights"})
+    described = spec.model_dump_json(exclude=NOT_EXPORTED)
     return hashlib.sha256(f"{described}\n{weights.digest()}\n{export.EXPORTER}".encode()).hexdigest()
 
 
