@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch's own documentation uses
 from torch import Tensor, nn
 
-from models.positions import alibi_slopes, relative_bias, rope_frequencies
-from models.spec import Alibi, AttentionSpec, Relative, Rope
+from models.positions import alibi_slopes, dynamic_powers, relative_bias, rope_frequencies, rope_growth
+from models.spec import Alibi, AttentionSpec, DynamicScaling, LongropeScaling, Relative, Rope
 from models.weights import AttentionWeights
 
 
@@ -20,6 +20,7 @@ class Intermediates(NamedTuple):
         scores: scaled, biased and masked, (b, h, n, n).
         weights: (b, h, n, n).
         outputs: (b, n, h * value_dim).
+        projected: (b, n, embed_dim) of a layer with an output projection, or None.
     """
 
     query: Tensor
@@ -28,6 +29,7 @@ class Intermediates(NamedTuple):
     scores: Tensor
     weights: Tensor
     outputs: Tensor
+    projected: Tensor | None = None
 
 
 def split_heads(flat: Tensor, heads: int, group: int = 1) -> Tensor:
@@ -93,18 +95,25 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.num_heads, self.kv_heads = spec.num_heads, spec.kv_heads
         self.logit_softcap, self.position, self.norm = spec.logit_softcap, spec.position, spec.query_key_norm
-        for name in ("query", "key", "value"):
+        for name in ("query", "key", "value", "output"):
             matrix, bias = getattr(weights, name), getattr(weights, f"{name}_bias")
             # Not plain `query`: an ONNX graph uses a name once, and that is the output's.
-            self.register_buffer(f"{name}_projection", torch.tensor(matrix))
+            self.register_buffer(f"{name}_projection", None if matrix is None else torch.tensor(matrix))
             self.register_buffer(f"{name}_bias", None if bias is None else torch.tensor(bias))
         for name in ("query", "key"):
             weight = getattr(weights, f"{name}_norm")
             self.register_buffer(f"{name}_norm", None if weight is None else torch.tensor(weight))
         match spec.position:
             case Rope() as rope:
-                frequencies, self.growth = rope_frequencies(rope, spec.head_dim)
-                self.register_buffer("frequencies", torch.tensor(frequencies))  # float64: angles grow with n
+                self.growth = rope_growth(rope)
+                width = spec.head_dim if rope.rotary_dim is None else rope.rotary_dim
+                # float64: angles grow with n
+                self.register_buffer("frequencies", torch.tensor(rope_frequencies(rope, spec.head_dim, 1)))
+                if isinstance(rope.scaling, DynamicScaling):
+                    self.register_buffer("powers", torch.tensor(dynamic_powers(width)))
+                elif isinstance(rope.scaling, LongropeScaling):
+                    beyond = rope_frequencies(rope, spec.head_dim, rope.scaling.original_max_positions + 1)
+                    self.register_buffer("long_frequencies", torch.tensor(beyond))
             case Alibi():
                 slopes = -alibi_slopes(spec.num_heads)[:, None, None]
                 self.register_buffer("slopes", torch.tensor(slopes, dtype=torch.float32))
@@ -144,9 +153,26 @@ class SelfAttention(nn.Module):
 
     def _rotations(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine of each token's angles, (n, rotary_dim / 2), float32 of float64 angles."""
-        frequencies: Tensor = self.get_buffer("frequencies")
-        angles = _places(inputs).unsqueeze(-1) * frequencies
+        places = _places(inputs)
+        angles = places.unsqueeze(-1) * self._frequencies(places[-1:] + 1)
         return (torch.cos(angles) * self.growth).to(inputs.dtype), (torch.sin(angles) * self.growth).to(inputs.dtype)
+
+    def _frequencies(self, n: Tensor) -> Tensor:
+        """Radians per token of each pair, (rotary_dim / 2,), for n tokens, (1,)."""
+        assert isinstance(self.position, Rope)
+        frequencies: Tensor = self.get_buffer("frequencies")
+        match self.position.scaling:
+            case DynamicScaling(factor=factor, original_max_positions=context):
+                longer: Tensor = (n * (factor / context) - (factor - 1)).clamp(min=1.0)
+                return frequencies * longer ** self.get_buffer("powers")
+            case LongropeScaling(original_max_positions=context):
+                return torch.where(n > context, self.get_buffer("long_frequencies"), frequencies)
+            case _:
+                return frequencies
+
+    def project_outputs(self, outputs: Tensor) -> Tensor:
+        """The outputs (b, n, h * value_dim) after the output projection, (b, n, embed_dim), of a layer that has one."""
+        return self._linear(outputs, "output")
 
     def position_bias(self, inputs: Tensor) -> Tensor | None:
         """What the position scheme adds to the scores, (h, n, n), or None."""
@@ -164,7 +190,7 @@ class SelfAttention(nn.Module):
         self, inputs: Tensor, scale: Tensor, attn_mask: Tensor | None = None, attn_bias: Tensor | None = None
     ) -> Intermediates:
         """Every intermediate of (b, n, embed_dim) inputs; see `attend` for the rest."""
-        return attend(
+        found = attend(
             *self.project(inputs),
             scale,
             attn_mask,
@@ -172,6 +198,9 @@ class SelfAttention(nn.Module):
             logit_softcap=self.logit_softcap,
             position_bias=self.position_bias(inputs),
         )
+        if self.output_projection is None:
+            return found
+        return found._replace(projected=self.project_outputs(found.outputs))
 
 
 def _places(inputs: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ does not use: ONNX Runtime computes every node whatever is fetched, so a graph w
 
 import logging
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +20,11 @@ from torch.export import Dim
 from models.eager import Intermediates, Projections, SelfAttention
 from models.errors import ArtifactError
 from models.spec import AttentionSpec
-from models.types import TensorName
+from models.types import TENSOR_NAMES
 from models.weights import AttentionWeights
 
 OPSET = 20
-EXPORTER = f"self-attention/2 opset/{OPSET} torch/{torch.__version__.split('+')[0]} onnx/{onnx.__version__}"
+EXPORTER = f"self-attention/3 opset/{OPSET} torch/{torch.__version__.split('+')[0]} onnx/{onnx.__version__}"
 """Whatever makes two exports of equal weights differ."""
 
 BATCH, TOKENS = "batch", "tokens"
@@ -45,7 +46,7 @@ class Variant:
         biased: takes `attn_bias` (batch, 1 or heads, tokens, tokens).
     """
 
-    wanted: tuple[TensorName, ...]
+    wanted: tuple[str, ...]
     masked: bool = False
     biased: bool = False
 
@@ -56,7 +57,7 @@ def export_layer(spec: AttentionSpec, weights: AttentionWeights) -> ModelProto:
     Raises:
         ArtifactError: if the exporter fails, the checker refuses the graph, or an axis that must be free is not.
     """
-    return _export(SelfAttention(spec, weights), {"inputs": (3, 5, spec.embed_dim)}, {})
+    return _export(SelfAttention(spec, weights), {"inputs": (3, 5, spec.embed_dim)}, {}, weights.tensor_names)
 
 
 def export_projections() -> ModelProto:
@@ -68,10 +69,13 @@ def export_projections() -> ModelProto:
     d, d_k, d_v = Dim("embed_dim"), Dim("head_dim"), Dim("value_dim")
     matrices = {"query_projection": (7, 4), "key_projection": (7, 4), "value_projection": (7, 6)}
     axes = {"inputs": {2: d}} | {name: {0: d, 1: d_v if name[0] == "v" else d_k} for name in matrices}
-    return _export(Projections(), {"inputs": (3, 5, 7), **matrices}, axes)
+    return _export(Projections(), {"inputs": (3, 5, 7), **matrices}, axes, TENSOR_NAMES)
 
 
-def _export(module: nn.Module, shapes: dict[str, tuple[int, ...]], axes: dict[str, dict[int, Dim]]) -> ModelProto:
+def _export(
+    module: nn.Module, shapes: dict[str, tuple[int, ...]], axes: dict[str, dict[int, Dim]], names: Sequence[str]
+) -> ModelProto:
+    """A module that takes and gives what `SelfAttention` does, `shapes` being those of its tensors of numbers."""
     batch, tokens = Dim(BATCH), Dim(TOKENS)
     example = {name: torch.randn(shape) for name, shape in shapes.items()}
     inputs = example.pop("inputs")
@@ -89,6 +93,23 @@ def _export(module: nn.Module, shapes: dict[str, tuple[int, ...]], axes: dict[st
         "attn_mask": {0: batch, 1: tokens, 2: tokens},
         "attn_bias": {0: batch, 2: tokens, 3: tokens},
     }
+    return to_onnx(module, args, dynamic, [name for name in Intermediates._fields if name in names])
+
+
+def to_onnx(
+    module: nn.Module, args: dict[str, torch.Tensor], dynamic: dict[str, dict[int, Dim]], names: Sequence[str]
+) -> ModelProto:
+    """The graph of a module, checked, its free axes named as in `AXES`.
+
+    Args:
+        module: it is traced in inference mode.
+        args: an example of each input, in the order of the module's parameters.
+        dynamic: the free axes of each input.
+        names: of the outputs, in the order the module returns them; None is not one.
+
+    Raises:
+        ArtifactError: see `export_layer`.
+    """
     quiet = logging.getLogger("torch.onnx")
     level = quiet.level
     quiet.setLevel(logging.ERROR)
@@ -101,7 +122,7 @@ def _export(module: nn.Module, shapes: dict[str, tuple[int, ...]], axes: dict[st
                 dynamo=True,
                 dynamic_shapes=tuple(dynamic.values()),
                 input_names=list(args),
-                output_names=list(Intermediates._fields),
+                output_names=list(names),
                 opset_version=OPSET,
                 verbose=False,
             )

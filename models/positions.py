@@ -4,35 +4,63 @@ import math
 
 import numpy as np
 
-from models.spec import LinearScaling, Llama3Scaling, Relative, Rope, YarnScaling
+from models.spec import DynamicScaling, LinearScaling, Llama3Scaling, LongropeScaling, Relative, Rope, YarnScaling
 from models.types import F32, F64, Array
 
 
-def rope_frequencies(rope: Rope, head_dim: int) -> tuple[F64, float]:
+def rope_frequencies(rope: Rope, head_dim: int, n: int) -> F64:
     """How fast each pair of a query's numbers turns from one token to the next.
 
     Args:
         rope: the scheme.
         head_dim: width of a query; `rope.rotary_dim` numbers of it turn, all of them by default.
+        n: tokens of the sequence, for the scalings that depend on it.
 
     Returns:
-        Radians per token, (rotary_dim / 2,), and the factor by which rotated numbers grow (1 but for YaRN).
+        Radians per token, (rotary_dim / 2,).
 
     Source:
         Su et al. 2021, arXiv:2104.09864; linear scaling: Chen et al. 2023, arXiv:2306.15595; llama3: section 4 of the
-        Llama 3.1 model card's code; YaRN: Peng et al. 2023, arXiv:2309.00071, section 3.2 to 3.4.
+        Llama 3.1 model card's code; YaRN: Peng et al. 2023, arXiv:2309.00071, section 3.2 to 3.4, and for dynamic NTK
+        its section 3.3; LongRoPE: Ding et al. 2024, arXiv:2402.13753.
     """
     width = head_dim if rope.rotary_dim is None else rope.rotary_dim
     plain = rope.base ** (-np.arange(0, width, 2, dtype=np.float64) / width)  # (width / 2,)
     match rope.scaling:
         case None:
-            return plain, 1.0
+            return plain
         case LinearScaling(factor=factor):
-            return plain / factor, 1.0
+            return plain / factor
         case Llama3Scaling() as scaling:
-            return _llama3(plain, scaling), 1.0
+            return _llama3(plain, scaling)
         case YarnScaling() as scaling:
-            return _yarn(plain, scaling, rope.base, width), scaling.growth
+            return _yarn(plain, scaling, rope.base, width)
+        case DynamicScaling() as scaling:
+            longer = max(1.0, scaling.factor * n / scaling.original_max_positions - (scaling.factor - 1))
+            return plain * longer ** dynamic_powers(width)
+        case LongropeScaling() as scaling:
+            slower = scaling.long_factor if n > scaling.original_max_positions else scaling.short_factor
+            return plain / np.array(slower, np.float64)
+
+
+def dynamic_powers(width: int) -> F64:
+    """How much of dynamic scaling each pair takes, (width / 2,): 0 for the fastest, all of it (-1) for the slowest.
+
+    Frequencies times (how much too long) ** power: the same as a base that grows with the power width / (width - 2).
+    """
+    powers: F64 = -np.arange(0, width, 2, dtype=np.float64) / (width - 2)
+    return powers
+
+
+def rope_growth(rope: Rope) -> float:
+    """What rotated queries and keys are multiplied by: 1 but for YaRN and LongRoPE."""
+    match rope.scaling:
+        case YarnScaling(growth=growth):
+            return growth
+        case LongropeScaling(attention_factor=growth):
+            return growth
+        case _:
+            return 1.0
 
 
 def _llama3(plain: F64, scaling: Llama3Scaling) -> F64:
@@ -50,9 +78,13 @@ def _yarn(plain: F64, scaling: YarnScaling, base: float, width: int) -> F64:
         """The (fractional) pair that turns so often over the original context."""
         return width * math.log(scaling.original_max_positions / (turns * 2 * math.pi)) / (2 * math.log(base))
 
-    low, high = max(math.floor(pair(scaling.beta_fast)), 0), min(math.ceil(pair(scaling.beta_slow)), width - 1)
+    low, high = pair(scaling.beta_fast), pair(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, width - 1)
     ramp = np.clip((np.arange(width // 2) - low) / max(high - low, 1e-3), 0, 1)  # share of the slowed frequency
-    return plain / scaling.factor * ramp + plain * (1 - ramp)
+    mixed: F64 = plain / scaling.factor * ramp + plain * (1 - ramp)
+    return mixed
 
 
 def rotate(x: F64, rope: Rope) -> F64:
@@ -65,7 +97,7 @@ def rotate(x: F64, rope: Rope) -> F64:
     Returns:
         The same shape; numbers beyond `rotary_dim` as they were.
     """
-    frequencies, growth = rope_frequencies(rope, x.shape[-1])
+    frequencies, growth = rope_frequencies(rope, x.shape[-1], x.shape[-2]), rope_growth(rope)
     half = len(frequencies)
     angles = np.arange(x.shape[-2])[:, None] * frequencies  # (n, rotary_dim / 2)
     cos, sin = growth * np.cos(angles), growth * np.sin(angles)

@@ -1,6 +1,6 @@
 """Self-attention in NumPy float64, every intermediate kept: the oracle of all backends and the tutor's source."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from models.errors import ShapeMismatch
 from models.masks import visible
 from models.positions import alibi_slopes, distances, relative_bias, rotate
 from models.spec import Alibi, AttentionSpec, QueryKeyNorm, Relative, Rope
-from models.types import F32, F64, Array, Bool, TensorName
+from models.types import F32, F64, Array, Bool
 from models.weights import AttentionWeights
 
 
@@ -28,6 +28,7 @@ class Trace:
         softmax_sum: row sums of softmax_exp, (h, n, 1).
         weights: softmax_exp / softmax_sum; zeros for a row that sees nothing, (h, n, n).
         outputs: weights value, the heads side by side, (n, h * value_dim).
+        projected: outputs W_o + b_o, (n, embed_dim), of a layer with an output projection.
     """
 
     query: F64
@@ -41,8 +42,9 @@ class Trace:
     softmax_sum: F64
     weights: F64
     outputs: F64
+    projected: F64 | None = None
 
-    def tensor(self, name: TensorName) -> F64:
+    def tensor(self, name: str) -> F64:
         """The contract's tensor of that name; per-head ones keep their axis of heads."""
         value: F64 = getattr(self, "masked_scores" if name == "scores" else name)
         return value
@@ -127,10 +129,13 @@ def attention(
 
 def _heads(x: F64, matrix: F32, bias: F32 | None, heads: int) -> F64:
     """X W + b, split into heads: (n, d) to (heads, n, columns / heads)."""
-    flat = x @ matrix.astype(np.float64)  # (n, columns)
-    if bias is not None:
-        flat = flat + bias
-    return flat.reshape(len(x), heads, -1).swapaxes(0, 1)
+    return _linear(x, matrix, bias).reshape(len(x), heads, -1).swapaxes(0, 1)
+
+
+def _linear(x: F64, matrix: F32, bias: F32 | None) -> F64:
+    """X W + b."""
+    flat: F64 = x @ matrix.astype(np.float64)
+    return flat if bias is None else flat + bias
 
 
 def _normalised(x: F64, norm: QueryKeyNorm, weight: F32 | None) -> F64:
@@ -193,7 +198,7 @@ def self_attention(
     if isinstance(spec.position, Rope):
         query, key = rotate(query, spec.position), rotate(key, spec.position)
     group = spec.num_heads // spec.kv_heads
-    return attention(
+    trace = attention(
         query,
         key.repeat(group, axis=0),
         value.repeat(group, axis=0),
@@ -205,3 +210,6 @@ def self_attention(
         logit_softcap=spec.logit_softcap,
         position_bias=_position_bias(spec, weights, len(x)),
     )
+    if weights.output is None:
+        return trace
+    return replace(trace, projected=_linear(trace.outputs, weights.output, weights.output_bias))

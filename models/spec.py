@@ -59,15 +59,39 @@ class YarnScaling(_Frozen):
 
     type: Literal["yarn"]
     factor: float = Field(ge=1)
-    original_max_positions: int = Field(ge=1)
+    original_max_positions: int = Field(ge=7, description="At least one turn of the fastest pair.")
     beta_fast: float = Field(default=32.0, gt=0)
     beta_slow: float = Field(default=1.0, gt=0)
     attention_factor: float | None = Field(default=None, gt=0, description="Default: 0.1 ln(factor) + 1.")
+    truncate: bool = Field(default=True, description="Whether the bounds between slow and fast are whole pairs.")
 
     @property
     def growth(self) -> float:
         """What rotated queries and keys are multiplied by."""
         return 0.1 * math.log(self.factor) + 1 if self.attention_factor is None else self.attention_factor
+
+
+class DynamicScaling(_Frozen):
+    """The base grows with sequences longer than the original context, as dynamic NTK does."""
+
+    type: Literal["dynamic"]
+    factor: float = Field(ge=1)
+    original_max_positions: int = Field(ge=1)
+
+
+class LongropeScaling(_Frozen):
+    """Each pair slowed by a factor of its own, of one list up to the original context, of another beyond."""
+
+    type: Literal["longrope"]
+    short_factor: tuple[Annotated[float, Field(gt=0)], ...] = Field(description="One number per pair.")
+    long_factor: tuple[Annotated[float, Field(gt=0)], ...] = Field(description="One number per pair.")
+    original_max_positions: int = Field(ge=1)
+    attention_factor: float = Field(default=1.0, gt=0, description="What rotated numbers are multiplied by.")
+
+
+Scaling = Annotated[
+    LinearScaling | Llama3Scaling | YarnScaling | DynamicScaling | LongropeScaling, Field(discriminator="type")
+]
 
 
 class Rope(_Frozen):
@@ -79,7 +103,13 @@ class Rope(_Frozen):
         default="half", description="Pairs are (i, i + rotary_dim / 2), or (2i, 2i + 1)."
     )
     rotary_dim: int | None = Field(default=None, ge=2, multiple_of=2, description="Numbers that turn; default: all.")
-    scaling: Annotated[LinearScaling | Llama3Scaling | YarnScaling, Field(discriminator="type")] | None = None
+    scaling: Scaling | None = None
+
+    @model_validator(mode="after")
+    def _yarn_has_slow_pairs(self) -> Self:
+        if isinstance(self.scaling, YarnScaling) and self.base < 16:
+            raise ValueError(f"YaRN sorts pairs by their speed, but with base {self.base:g} all are fast; at least 16")
+        return self
 
 
 class Alibi(_Frozen):
@@ -198,6 +228,7 @@ class AttentionSpec(_Frozen):
                 raise ValueError(f"rotary positions turn pairs, but head_dim {self.head_dim} is odd")
             if turning is not None and turning > self.head_dim:
                 raise ValueError(f"rotary_dim {turning} is more than head_dim {self.head_dim}")
+            _check_scaling(self.position.scaling, (turning or self.head_dim) // 2)
         if self.seed is not None and self.weights is not None:
             raise ValueError("give seed or weights, not both")
         return self
@@ -226,6 +257,16 @@ class AttentionSpec(_Frozen):
     def effective_scale(self) -> float:
         """The factor of the scores when a caller gives none: `scale`, or 1/sqrt(head_dim)."""
         return self.scale if self.scale is not None else 1 / math.sqrt(self.head_dim)
+
+
+def _check_scaling(scaling: Scaling | None, pairs: int) -> None:
+    """Raise `ValueError` unless a scaling fits a layer that turns so many pairs."""
+    if isinstance(scaling, DynamicScaling) and pairs < 2:
+        raise ValueError("dynamic scaling slows all pairs but the first, and this layer turns one")
+    if isinstance(scaling, LongropeScaling):
+        for name in ("short_factor", "long_factor"):
+            if (count := len(getattr(scaling, name))) != pairs:
+                raise ValueError(f"{name} has {count} numbers for {pairs} pairs that turn")
 
 
 def parse_spec(text: str | bytes, where: str) -> AttentionSpec:

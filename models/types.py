@@ -11,10 +11,13 @@ F64 = npt.NDArray[np.float64]
 Bool = npt.NDArray[np.bool_]
 Array = npt.NDArray[Any]
 
-TensorName = Literal["outputs", "weights", "scores", "query", "key", "value"]
+TensorName = Literal["outputs", "weights", "scores", "query", "key", "value", "projected"]
 
 TENSOR_NAMES: Final[tuple[TensorName, ...]] = ("outputs", "weights", "scores", "query", "key", "value")
-"""Every tensor a caller may ask for, in the order answers list them."""
+"""What every layer has, in the order answers list them."""
+
+ALL_TENSOR_NAMES: Final[tuple[TensorName, ...]] = (*TENSOR_NAMES, "projected")
+"""Every tensor a caller may ask for: `projected` is outputs W_o + b_o, of layers with an output projection."""
 
 PER_HEAD: Final[frozenset[TensorName]] = frozenset({"weights", "scores", "query", "key", "value"})
 """The tensors that have a leading axis of heads where the model has several."""

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from models.errors import InvalidModel
 from models.spec import AttentionSpec, Relative
-from models.types import F32, Array
+from models.types import ALL_TENSOR_NAMES, F32, TENSOR_NAMES, Array, TensorName
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class AttentionWeights:
         query_bias, key_bias, value_bias: (columns of their matrix,), or None.
         query_norm, key_norm: weights of `spec.query_key_norm`, (head_dim,) or (columns of the matrix,), or None.
         relative_bias: bias by bucket of distances, (num_buckets, num_heads), or None.
-        output, output_bias: (num_heads * value_dim, embed_dim) and (embed_dim,), or None: carried with the layer, not
-            part of `outputs`, which are the heads' values side by side.
+        output, output_bias: (num_heads * value_dim, embed_dim) and (embed_dim,), or None. They make `projected`;
+            `outputs` are the heads' values side by side.
     """
 
     query: F32
@@ -44,6 +44,11 @@ class AttentionWeights:
     def tensors(self) -> dict[str, F32]:
         """The tensors that are there, by name."""
         return {f.name: t for f in fields(self) if (t := getattr(self, f.name)) is not None}
+
+    @property
+    def tensor_names(self) -> tuple[TensorName, ...]:
+        """The tensors that the layer can answer with."""
+        return TENSOR_NAMES if self.output is None else ALL_TENSOR_NAMES
 
     def digest(self) -> str:
         """SHA-256 over names, shapes and bytes: equal numbers, equal digest."""
@@ -108,6 +113,8 @@ def checked(spec: AttentionSpec, tensors: Mapping[str, Array], where: str) -> At
         raise InvalidModel(f"{where}: unknown tensor {unknown[0]!r}; known are {', '.join(want)}")
     if missing := [name for name in needed(spec) if name not in tensors]:
         raise InvalidModel(f"{where}: tensor {missing[0]!r} is missing")
+    if "output_bias" in tensors and "output" not in tensors:
+        raise InvalidModel(f"{where}: there is output_bias, but no output for it to be added to")
     for name, tensor in tensors.items():
         if tensor.shape != want[name]:
             raise InvalidModel(f"{where}: {name} has shape {tensor.shape}, but {spec.id} needs {want[name]}")

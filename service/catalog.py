@@ -118,7 +118,7 @@ def _natural(version: str) -> list[tuple[int, str]]:
 
 def _load(catalog: Catalog, entry: ModelEntry, metrics: Metrics) -> None:
     spec = entry.spec
-    layer = parity.Layer(spec.embed_dim, spec.num_heads, spec.effective_scale)
+    layer = parity.Layer(spec.embed_dim, spec.num_heads, spec.effective_scale, entry.weights.tensor_names)
     try:
         runners = {name: backend.layer(entry) for name, backend in catalog.backends.items()}
         differences = parity.check(layer, runners)
@@ -140,7 +140,7 @@ def _load_projections(catalog: Catalog, metrics: Metrics) -> None:
     random = np.random.default_rng(0)
     shapes = ((7, 5), (7, 5), (7, 3))
     query, key, value = (random.standard_normal(shape).astype(np.float32) for shape in shapes)
-    layer = parity.Layer(7, 1, 5**-0.5, Projections(query, key, value))
+    layer = parity.Layer(7, 1, 5**-0.5, projections=Projections(query, key, value))
     catalog.projections = {name: backend.projections() for name, backend in catalog.backends.items()}
     try:
         for pair, difference in parity.check(layer, catalog.projections).items():

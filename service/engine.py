@@ -13,7 +13,7 @@ from service.backends.base import BackendInfo
 from service.batcher import Batcher, Limits, LoopClock, Ticket
 from service.catalog import Catalog, LoadedModel
 from service.devices import Device
-from service.errors import TooLarge
+from service.errors import InvalidOption, TooLarge
 from service.messages import AttentionInput, AttentionOutput, Options
 from service.metrics import Metrics
 from service.packing import Job, Unit
@@ -38,16 +38,19 @@ def compute_slots(settings: Settings, device: Device) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What decides how large tensors are: heads, and widths of a query and of a value."""
+    """What decides how large tensors are: heads, and widths of a query, of a value and of an embedding."""
 
     heads: int
     head_dim: int
     value_dim: int
+    embed_dim: int
 
     def elements(self, name: TensorName, n: int) -> int:
         """Elements of a tensor for n tokens."""
         if name in SQUARE:
             return self.heads * n * n
+        if name == "projected":
+            return n * self.embed_dim
         return self.heads * n * (self.head_dim if name in ("query", "key") else self.value_dim)
 
     def computed(self, lengths: Sequence[int], options: Options) -> int:
@@ -104,13 +107,13 @@ class LocalEngine:
         if request.projections is not None:
             model, name = None, CALLER
             query, value = request.projections.query, request.projections.value
-            sizes = Sizes(1, query.shape[1], value.shape[1])
+            sizes = Sizes(1, query.shape[1], value.shape[1], len(query))
             embed_dim, is_causal, window, scale = len(query), False, None, query.shape[1] ** -0.5
         else:
             model = self.catalog.find(options.model or self.settings.default_model)
             spec = model.entry.spec
             name = (spec.name, spec.version)
-            sizes = Sizes(spec.num_heads, spec.head_dim, spec.v_dim)
+            sizes = Sizes(spec.num_heads, spec.head_dim, spec.v_dim, spec.embed_dim)
             embed_dim, is_causal = spec.embed_dim, spec.is_causal
             window, scale = spec.window, spec.effective_scale
         self._check_fit(request, model, embed_dim)
@@ -132,6 +135,8 @@ class LocalEngine:
         """Raise `InvalidInput` where a tensor does not fit the model or the caller's projections."""
         owner = model.entry.spec.id if model else "projections"
         heads = model.entry.spec.num_heads if model else 1
+        if "projected" in request.options.returns and (model is None or model.entry.weights.output is None):
+            raise InvalidOption.at("/return", f"{owner} has no output projection, so there is no `projected`")
         for i, sequence in enumerate(request.sequences):
             if (width := sequence.inputs.shape[1]) != embed_dim:
                 raise ShapeMismatch.at(

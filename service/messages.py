@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from models.types import F32, TENSOR_NAMES, Array, Projections, SequenceInput, TensorName
+from models.types import ALL_TENSOR_NAMES, F32, Array, Projections, SequenceInput, TensorName
 from service.backends.base import BackendInfo
 
 Form = Literal["one", "list", "stack"]
@@ -57,8 +57,8 @@ class Options(BaseModel):
 
     @property
     def wanted(self) -> tuple[TensorName, ...]:
-        """The tensors asked for, each once, in the order of `TENSOR_NAMES`."""
-        return tuple(name for name in TENSOR_NAMES if name in self.returns)
+        """The tensors asked for, each once, in the order of `ALL_TENSOR_NAMES`."""
+        return tuple(name for name in ALL_TENSOR_NAMES if name in self.returns)
 
 
 @dataclass(frozen=True, slots=True)

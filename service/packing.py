@@ -7,7 +7,7 @@ import numpy as np
 
 from models.errors import NumericOverflow
 from models.masks import fully_masked_rows, visible
-from models.types import F32, Bool, Projections, SequenceInput, TensorName
+from models.types import F32, PER_HEAD, Bool, Projections, SequenceInput
 from service.backends.base import Batch, Runner, Tensors
 from service.messages import Answer, Options, TopK
 
@@ -133,7 +133,7 @@ def answer(unit: Unit, tensors: Tensors) -> tuple[Answer, list[int]]:
     found: Answer = {}
     for name, tensor in tensors.items():
         _check_finite(name, tensor, keep if name == "scores" else None, unit.pointer)
-        if name == "outputs":
+        if name not in PER_HEAD:
             found[name] = tensor
             continue
         value = tensor
@@ -155,7 +155,7 @@ def _silence(tensors: Tensors, rows: list[int]) -> None:
         scores[:, rows] = -np.inf
 
 
-def _check_finite(name: TensorName, tensor: F32, keep: Bool | None, pointer: str) -> None:
+def _check_finite(name: str, tensor: F32, keep: Bool | None, pointer: str) -> None:
     good = np.isfinite(tensor)
     if keep is not None:
         good |= (tensor < 0) & ~keep  # a masked score is -inf, and right

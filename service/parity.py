@@ -26,6 +26,7 @@ class Layer:
     embed_dim: int
     num_heads: int
     scale: float
+    tensor_names: tuple[TensorName, ...] = TENSOR_NAMES
     projections: Projections | None = None
 
 
@@ -43,7 +44,7 @@ def check(layer: Layer, runners: Mapping[str, Runner]) -> dict[str, float]:
         ParityError: if a difference is too large, or an answer depends on its batch.
     """
     worst: dict[str, float] = {}
-    largest: dict[TensorName, float] = {}
+    largest: dict[str, float] = {}
     for label, batch in cases(layer):
         found = {name: [_living(batch, i, t) for i, t in enumerate(r.run(batch))] for name, r in runners.items()}
         names = sorted(found)
@@ -70,7 +71,7 @@ def cases(layer: Layer) -> Iterator[tuple[str, Batch]]:
         heads = (layer.num_heads, n, n)
         biases = tuple(random.standard_normal(heads).astype(np.float32) for _ in range(2))
         plain = Batch(inputs, None, None, False, layer.scale, ("outputs", "weights"), layer.projections)
-        everything = replace(plain, wanted=TENSOR_NAMES)
+        everything = replace(plain, wanted=layer.tensor_names)
         yield f"n={n}", plain
         yield f"n={n}, outputs alone, causal", replace(plain, wanted=("outputs",), is_causal=True)
         yield f"n={n}, every tensor, masked", replace(everything, masks=masks)
@@ -88,7 +89,7 @@ def _living(batch: Batch, i: int, tensors: Tensors) -> Tensors:
     }
 
 
-def _difference(a: Tensors, b: Tensors, largest: dict[TensorName, float]) -> float:
+def _difference(a: Tensors, b: Tensors, largest: dict[str, float]) -> float:
     worst = 0.0
     for name, x in a.items():
         y = b[name]

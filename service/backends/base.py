@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from models.repository import ModelEntry
-from models.types import F32, Bool, Projections, TensorName
+from models.types import F32, Bool, Projections
 
-Tensors = Mapping[TensorName, F32]
-"""Tensors of one sequence: per-head ones (h, n, ·), outputs (n, h * value_dim)."""
+Tensors = Mapping[str, F32]
+"""Tensors of one sequence by name: per-head ones (h, n, ·), outputs (n, h * value_dim), projected (n, embed_dim)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Batch:
         biases: b arrays (1, n, n) or (h, n, n), all alike, or None.
         is_causal: rows see earlier columns only; never together with `masks`, which then hold causality too.
         scale: factor of the scores.
-        wanted: tensors to compute, in the order of `TENSOR_NAMES`.
+        wanted: names of the tensors to compute.
         projections: the caller's own matrices, for the runner of `Backend.projections`.
     """
 
@@ -48,7 +48,7 @@ class Batch:
     biases: tuple[F32, ...] | None
     is_causal: bool
     scale: float
-    wanted: tuple[TensorName, ...]
+    wanted: tuple[str, ...]
     projections: Projections | None = None
 
     @property
@@ -68,7 +68,8 @@ class Runner(Protocol):
         """Compute one mapping per sequence, with exactly the tensors wanted.
 
         Called from several threads at once. The numbers for a sequence must not depend on the others in the batch.
-        A row that sees nothing may hold anything: the caller makes it zero.
+        A row that sees nothing may hold anything: the caller makes it zero. But its `projected` is what the output
+        projection makes of zeros.
         """
 
     def warm(self) -> None:

@@ -79,7 +79,7 @@ class EagerRunner:
         layer = self.module if isinstance(self.module, SelfAttention) else None
         if {"weights", "scores"}.isdisjoint(batch.wanted) and (layer is None or layer.plain_scores):
             found = {"query": query, "key": key, "value": value}
-            if "outputs" in batch.wanted:
+            if not {"outputs", "projected"}.isdisjoint(batch.wanted):
                 found["outputs"] = self._fused(query, key, value, mask, bias, batch)
         else:
             if batch.is_causal:
@@ -95,6 +95,8 @@ class EagerRunner:
                 logit_softcap=layer.logit_softcap if layer else None,
                 position_bias=layer.position_bias(inputs) if layer else None,
             )._asdict()
+        if layer is not None and "projected" in batch.wanted:
+            found["projected"] = layer.project_outputs(found["outputs"])
         arrays = {name: found[name].cpu().numpy() for name in batch.wanted}
         return [{name: array[i] for name, array in arrays.items()} for i in range(stop - start)]
 
@@ -103,7 +105,11 @@ class EagerRunner:
     ) -> Tensor:
         if batch.is_causal and bias is not None:  # the fused kernel takes a bias or the flag
             mask = self._causal(batch.length)
-        return fused_outputs(query, key, value, batch.scale, mask, bias, is_causal=batch.is_causal and bias is None)
+        causal = batch.is_causal and bias is None
+        outputs = fused_outputs(query, key, value, batch.scale, mask, bias, is_causal=causal)
+        if mask is None or "projected" not in batch.wanted:
+            return outputs
+        return torch.where(mask.any(dim=-1, keepdim=True), outputs, 0.0)  # rows that see nothing are projected too
 
     def _causal(self, n: int) -> Tensor:
         """(1, n, n): row i sees columns 0..i."""

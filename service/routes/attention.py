@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from models.types import TENSOR_NAMES
+from models.types import ALL_TENSOR_NAMES
 from service.batcher import Ticket
 from service.body import WORTH_COMPRESSING, answer_coding, compress
 from service.codecs import DECODERS, ENCODERS, decoder_for, encoder_for
@@ -299,6 +299,7 @@ class AttentionAnswer(BaseModel):
     query: Nested | None = Field(default=None, description="[n][d_k], or [heads][n][d_k].")
     key: Nested | None = Field(default=None, description="[n][d_k], or [heads][n][d_k].")
     value: Nested | None = Field(default=None, description="[n][d_v], or [heads][n][d_v].")
+    projected: Nested | None = Field(default=None, description="Outputs after the output projection, [n][d].")
     fully_masked_rows: list[Any] | None = Field(
         default=None, description="Rows that see nothing: zero weights and outputs. Only where there are some."
     )
@@ -307,7 +308,7 @@ class AttentionAnswer(BaseModel):
 def _query_schema(name: str) -> dict[str, Any]:
     """How an option looks in a query string: the list of tensors is comma-separated, and nothing is null."""
     if name == "returns":
-        names = "|".join(TENSOR_NAMES)
+        names = "|".join(ALL_TENSOR_NAMES)
         return {"type": "string", "pattern": f"^({names})(,({names}))*$"}
     schema: dict[str, Any] = Options.model_json_schema()["properties"][Options.model_fields[name].alias or name]
     given = next((kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}), schema)

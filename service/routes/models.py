@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from models.spec import Example, Position, QueryKeyNorm
+from models.spec import Example, Position, Provenance, QueryKeyNorm
 from service.catalog import Catalog, LoadedModel
 from service.runtime import Runtime
 
@@ -21,6 +21,7 @@ class ModelDescription(BaseModel):
     head_dim: int
     value_dim: int
     output_dim: int = Field(description="Width of an output row: num_heads * value_dim.")
+    tensors: list[str] = Field(description="What `return` may name; `projected` needs an output projection.")
     is_causal: bool
     scale: float = Field(description="Factor of the scores when a request gives none.")
     position: Position
@@ -32,6 +33,7 @@ class ModelDescription(BaseModel):
     source: str
     license: str
     origin: str = Field(description="`built-in`, or the folder in the model repository.")
+    provenance: Provenance | None = Field(description="What an imported layer was imported from.")
     digest: str = Field(description="SHA-256 of the weights.")
     parity: dict[str, float] = Field(
         description="Largest difference between two backends at load, relative to the largest value."
@@ -88,6 +90,7 @@ def _describe(catalog: Catalog, model: LoadedModel) -> ModelDescription:
         head_dim=spec.head_dim,
         value_dim=spec.v_dim,
         output_dim=spec.output_dim,
+        tensors=list(model.entry.weights.tensor_names),
         is_causal=spec.is_causal,
         scale=spec.effective_scale,
         position=spec.position,
@@ -99,6 +102,7 @@ def _describe(catalog: Catalog, model: LoadedModel) -> ModelDescription:
         source=spec.source,
         license=spec.license,
         origin=model.entry.origin,
+        provenance=spec.provenance,
         digest=model.entry.weights.digest(),
         parity=dict(model.parity),
         backends=list(model.runners),

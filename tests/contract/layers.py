@@ -10,7 +10,7 @@ import numpy as np
 from models.reference import self_attention
 from models.repository import ModelEntry
 from models.spec import AttentionSpec
-from models.types import TENSOR_NAMES, Projections, SequenceInput, TensorName
+from models.types import PER_HEAD, TENSOR_NAMES, Projections, SequenceInput, TensorName
 from models.weights import seeded, shapes
 from service.backends import BACKENDS, open_backend
 from service.backends.base import Backend, Runner
@@ -20,14 +20,20 @@ from service.packing import Job, Unit, answer, batch_of
 from service.settings import Settings
 
 
-def make_layer(name: str, *, with_biases: bool = False, seed: int = 0, **sizes) -> ModelEntry:
-    """A layer with seeded weights, and seeded biases where asked for."""
+def make_layer(
+    name: str, *, with_biases: bool = False, with_output: bool = False, seed: int = 0, **sizes
+) -> ModelEntry:
+    """A layer with seeded weights, and seeded biases and a seeded output projection where asked for."""
     spec = AttentionSpec(name=name, **sizes)
     weights = seeded(spec, seed)
     if with_biases:
         random, want = np.random.default_rng(seed), shapes(spec)
         biases = {f"{n}_bias": random.standard_normal(want[f"{n}_bias"], np.float32) for n in ("query", "key", "value")}
         weights = replace(weights, **biases)
+    if with_output:
+        random, want = np.random.default_rng(seed), shapes(spec)
+        output = {n: random.standard_normal(want[n], np.float32) for n in ("output", "output_bias")}
+        weights = replace(weights, **output)
     return ModelEntry(spec, weights, "test")
 
 
@@ -37,12 +43,32 @@ _ALL = (
     make_layer("heads", embed_dim=12, num_heads=3, head_dim=4, with_biases=True),
     make_layer("grouped", embed_dim=9, num_heads=4, num_kv_heads=2, head_dim=5, value_dim=3, with_biases=True),
     make_layer("multi-query", embed_dim=10, num_heads=3, num_kv_heads=1, head_dim=4),
+    make_layer("projecting", embed_dim=9, num_heads=2, head_dim=4, value_dim=3, with_output=True),
 )
 ORDERLESS: dict[str, ModelEntry] = {entry.spec.name: entry for entry in _ALL}
 """Small ones, for laws: one head, several, grouped; values as wide as queries and narrower; with and without biases."""
 
 _LLAMA3 = {"type": "llama3", "factor": 4, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_positions": 16}
+_YARN = {"type": "yarn", "factor": 4, "original_max_positions": 16, "beta_fast": 2, "truncate": False}
+_DYNAMIC = {"type": "dynamic", "factor": 3, "original_max_positions": 7}
+_LONGROPE = {
+    "type": "longrope",
+    "short_factor": (1, 1.5, 2),
+    "long_factor": (1, 3, 9),
+    "original_max_positions": 7,
+    "attention_factor": 1.2,
+}
 _SCHEMES = (
+    *(
+        make_layer(
+            scaling["type"],
+            embed_dim=8,
+            num_heads=2,
+            head_dim=6,
+            position={"scheme": "rope", "base": 100, "scaling": scaling},
+        )
+        for scaling in ({"type": "linear", "factor": 4}, _YARN, _DYNAMIC, _LONGROPE)
+    ),
     make_layer(
         "rotary",
         embed_dim=10,
@@ -83,6 +109,10 @@ _SCHEMES = (
 )
 LAYERS: dict[str, ModelEntry] = ORDERLESS | {entry.spec.name: entry for entry in _SCHEMES}
 """Those, and one or more of each position scheme, of windows, soft caps and normalisations."""
+
+
+STEADY = [name for name in LAYERS if name not in ("dynamic", "longrope")]
+"""All but those whose pairs turn at a speed that depends on the sequence's length."""
 
 
 def seeing_all(entry: ModelEntry) -> ModelEntry:
@@ -154,7 +184,7 @@ def attend(
     for unit, tensors in zip(units, runner.run(batch_of(units)), strict=True):
         assert tuple(tensors) == options.wanted
         result, dead = answer(unit, tensors)
-        found.append(Found({k: t if k == "outputs" or t.ndim == 3 else t[None] for k, t in result.items()}, dead))
+        found.append(Found({k: t if k not in PER_HEAD or t.ndim == 3 else t[None] for k, t in result.items()}, dead))
     return found
 
 
@@ -169,7 +199,7 @@ def by_reference(entry: ModelEntry, sequence: SequenceInput, *, scale: float, is
         is_causal=is_causal,
         scale=scale,
     )
-    return Found({name: trace.tensor(name) for name in TENSOR_NAMES}, [])
+    return Found({name: trace.tensor(name) for name in entry.weights.tensor_names}, [])
 
 
 def draw_sequence(entry: ModelEntry, n: int, seed: int, *, masked: bool = False, biased: bool = False) -> SequenceInput:

@@ -15,6 +15,7 @@ from service.backends.base import Runner
 from tests.contract.layers import (
     LAYERS,
     ORDERLESS,
+    STEADY,
     WIDE,
     Found,
     assert_close,
@@ -54,7 +55,10 @@ class Loaded:
         return layer_runner(self.backend, self.layer, self.artifacts)
 
     def attend(self, sequences: list[SequenceInput], **options) -> list[Found]:
+        """`wanted` of `TENSOR_NAMES`, the default, is every tensor that the layer has."""
         spec = self.entry.spec
+        if options.get("wanted", TENSOR_NAMES) == TENSOR_NAMES:
+            options["wanted"] = self.entry.weights.tensor_names
         return attend(self.runner, sequences, **{"scale": spec.effective_scale, "window": spec.window, **options})
 
 
@@ -118,7 +122,7 @@ def test_every_tensor_equals_the_reference(loaded: Loaded, recipe: Recipe, facto
 
     (found,) = loaded.attend([sequence], scale=scale, is_causal=recipe.is_causal)
 
-    for name in TENSOR_NAMES:
+    for name in loaded.entry.weights.tensor_names:
         assert_close(found[name], want[name], TOLERANCE, name)
 
 
@@ -177,15 +181,22 @@ def test_tokens_in_another_order_give_the_same_rows_in_that_order(orderless: Loa
     assert sorted(order[moved.dead]) == found.dead
 
 
+@pytest.fixture(scope="module", params=[f"{b}/{name}" for b in BACKENDS for name in STEADY])
+def steady(request: pytest.FixtureRequest, artifacts: Path) -> Loaded:
+    """Every layer whose positions do not depend on how many tokens follow, on every backend."""
+    backend, _, layer = request.param.partition("/")
+    return Loaded(backend, layer, artifacts)
+
+
 @given(n=st.integers(1, 17), more=st.integers(1, 6), seed=st.integers(0, 2**32 - 1), masked=st.booleans())
 @law
-def test_later_tokens_do_not_change_earlier_causal_rows(loaded: Loaded, n, more, seed, masked):
+def test_later_tokens_do_not_change_earlier_causal_rows(steady: Loaded, n, more, seed, masked):
     """What causality is for: a prefix may be answered before the rest is known."""
-    whole = draw_sequence(loaded.entry, n + more, seed, masked=masked)
+    whole = draw_sequence(steady.entry, n + more, seed, masked=masked)
     prefix = SequenceInput(whole.inputs[:n], whole.attn_mask[:n, :n].copy() if masked else None)
 
-    (early,) = loaded.attend([prefix], is_causal=True)
-    (late,) = loaded.attend([whole], is_causal=True)
+    (early,) = steady.attend([prefix], is_causal=True)
+    (late,) = steady.attend([whole], is_causal=True)
 
     assert_close(late["outputs"][:n], early["outputs"], TOLERANCE)
     assert_close(late["weights"][:, :n, :n], early["weights"], TOLERANCE)
@@ -271,6 +282,22 @@ def test_an_answer_may_be_changed_by_whoever_gets_it(loaded: Loaded, recipe: Rec
         assert not (again[name] == 7).all()
     for sequence, before in zip(sequences, inputs, strict=True):
         np.testing.assert_array_equal(sequence.inputs, before)
+
+
+@pytest.mark.parametrize("wanted", [("projected",), ("projected", "weights")], ids=",".join)
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("name", BACKENDS)
+def test_outputs_are_projected_whatever_else_is_asked_for(name: str, wanted, is_causal: bool, artifacts: Path):
+    """By the fused way and by the explicit one; a row that sees nothing is projected too: what is left is the bias."""
+    loaded = Loaded(name, "projecting", artifacts)
+    sequence = draw_sequence(loaded.entry, 9, 0, masked=True)
+    sequence.attn_mask[4] = False
+    want = by_reference(loaded.entry, sequence, scale=loaded.entry.spec.effective_scale, is_causal=is_causal)
+
+    (found,) = loaded.attend([sequence], wanted=wanted, is_causal=is_causal)
+
+    assert_close(found["projected"], want["projected"], TOLERANCE)
+    np.testing.assert_array_equal(found["projected"][4], loaded.entry.weights.output_bias)
 
 
 def assert_same_alone(run, sequences: list[SequenceInput], label: str) -> None:

@@ -109,6 +109,7 @@ T5 = {
     "attn_implementation": "eager",
 }
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LONGROPE = {"short_factor": [1.0, 1.2, 1.5, 2.0], "long_factor": [1.0, 2.0, 4.0, 8.0]}
 YARN = {"factor": 4.0, "beta_fast": 2.0, "beta_slow": 0.5}
 NORMS = (("query_norm", "q_norm.weight"), ("key_norm", "k_norm.weight"))
 
@@ -118,10 +119,10 @@ def made(name: str, **changes: Any) -> Callable[[], nn.Module]:
     return lambda: getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**SIZES | changes))
 
 
-def llama(scaling: dict[str, Any] | None = None, **theirs: Any) -> Family:
+def llama(scaling: dict[str, Any] | None = None, sizes: dict[str, Any] | None = None, **theirs: Any) -> Family:
     """Llama, its rotary positions scaled by `scaling` as we write it and `theirs` as they do."""
     return Family(
-        made("Llama", rope_parameters={"rope_type": "default", "rope_theta": 500.0} | theirs),
+        made("Llama", rope_parameters={"rope_type": "default", "rope_theta": 500.0} | theirs, **sizes or {}),
         "layers.0.self_attn",
         AttentionSpec(**GROUPED, position=ROPE | {"base": 500.0, "scaling": scaling}),
     )
@@ -199,6 +200,42 @@ FAMILIES = {
         rope_type="yarn",
         original_max_position_embeddings=32,
         attention_factor=0.7,
+    ),
+    "llama-yarn-fractional": llama(
+        YARN | {"type": "yarn", "original_max_positions": 32, "truncate": False},
+        **YARN,
+        rope_type="yarn",
+        original_max_position_embeddings=32,
+        truncate=False,
+    ),
+    # Shorter than the original context at 7 tokens, longer at 33.
+    "llama-dynamic": llama(
+        {"type": "dynamic", "factor": 3.0, "original_max_positions": 16},
+        sizes={"max_position_embeddings": 16},
+        rope_type="dynamic",
+        factor=3.0,
+    ),
+    "phi3-longrope": Family(
+        made(
+            "Phi3",
+            original_max_position_embeddings=16,
+            rope_parameters=LONGROPE | {"rope_type": "longrope", "rope_theta": 500.0},
+        ),
+        "layers.0.self_attn",
+        AttentionSpec(
+            **GROUPED,
+            position=ROPE
+            | {
+                "base": 500.0,
+                "scaling": LONGROPE
+                | {
+                    "type": "longrope",
+                    "original_max_positions": 16,
+                    "attention_factor": math.sqrt(1 + math.log(4) / math.log(16)),
+                },
+            },
+        ),
+        ("qkv_proj", "qkv_proj", "qkv_proj", "o_proj"),
     ),
     "mistral": Family(
         made("Mistral", sliding_window=5, head_dim=8),
@@ -326,6 +363,9 @@ def weights_of(name: str) -> AttentionWeights:
             if theirs == "query_key_value":  # rows of the three are mixed head by head
                 rows = rows.reshape(spec.num_heads, 3, spec.head_dim, *rows.shape[1:])[:, place]
                 rows = rows.reshape(spec.num_heads * spec.head_dim, *rows.shape[2:])
+            if theirs == "qkv_proj":  # one after the other
+                width, shared = spec.num_heads * spec.head_dim, spec.kv_heads * spec.head_dim
+                rows = np.split(rows, (width, width + shared))[place]
             tensors[ours + tensor] = rows.T
     return checked(spec, tensors, name)
 

@@ -5,7 +5,15 @@ import math
 import numpy as np
 import pytest
 
-from models.positions import alibi_slopes, distances, relative_bias, relative_buckets, rope_frequencies, rotate
+from models.positions import (
+    alibi_slopes,
+    distances,
+    relative_bias,
+    relative_buckets,
+    rope_frequencies,
+    rope_growth,
+    rotate,
+)
 from models.spec import Relative, Rope
 
 
@@ -81,7 +89,8 @@ def test_llama3_scaling_slows_long_waves_only():
             frequency = (1 - smooth) * frequency / factor + smooth * frequency
         expected.append(frequency)
 
-    found, growth = rope_frequencies(rope(base=500_000.0, scaling=scaling), 64)
+    scheme = rope(base=500_000.0, scaling=scaling)
+    found, growth = rope_frequencies(scheme, 64, 1), rope_growth(scheme)
 
     np.testing.assert_allclose(found, expected, rtol=1e-13)
     assert growth == 1
@@ -89,8 +98,9 @@ def test_llama3_scaling_slows_long_waves_only():
 
 def test_yarn_leaves_fast_pairs_slows_slow_ones_and_grows():
     """The ends of the ramp, and the growth of the paper's equation 22."""
-    found, growth = rope_frequencies(rope(scaling={"type": "yarn", "factor": 16, "original_max_positions": 4096}), 128)
-    plain, _ = rope_frequencies(rope(), 128)
+    scheme = rope(scaling={"type": "yarn", "factor": 16, "original_max_positions": 4096})
+    found, growth = rope_frequencies(scheme, 128, 1), rope_growth(scheme)
+    plain = rope_frequencies(rope(), 128, 1)
 
     assert growth == pytest.approx(0.1 * math.log(16) + 1)
     np.testing.assert_allclose(found[:10], plain[:10])

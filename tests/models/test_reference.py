@@ -17,27 +17,60 @@ B = {
 }
 
 
-def turned_by_hand(numbers, place, rope):
-    """A head's numbers at one place, turned pair by pair."""
-    width = len(numbers) if rope.rotary_dim is None else rope.rotary_dim
-    turned = list(numbers)
-    for pair in range(width // 2):
-        frequency = rope.base ** (-2 * pair / width)
-        if rope.scaling is not None:  # llama3, by wavelength
-            waves = 2 * math.pi / frequency
-            original, low, high = (
-                rope.scaling.original_max_positions,
-                rope.scaling.low_freq_factor,
-                rope.scaling.high_freq_factor,
-            )
-            slowed = frequency / rope.scaling.factor
-            smooth = (original / waves - low) / (high - low)
+def frequency_by_hand(rope, pair, width, n):
+    """Radians per token of one pair, in a sequence of n tokens."""
+    frequency, scaling = rope.base ** (-2 * pair / width), rope.scaling
+    if scaling is None:
+        return frequency
+    waves = 2 * math.pi / frequency
+    match scaling.type:
+        case "linear":
+            return frequency / scaling.factor
+        case "llama3":
+            original, low, high = scaling.original_max_positions, scaling.low_freq_factor, scaling.high_freq_factor
+            slowed = frequency / scaling.factor
             if waves > original / low:
-                frequency = slowed
-            elif waves >= original / high:
-                frequency = (1 - smooth) * slowed + smooth * frequency
+                return slowed
+            if waves < original / high:
+                return frequency
+            smooth = (original / waves - low) / (high - low)
+            return (1 - smooth) * slowed + smooth * frequency
+        case "yarn":
+            bounds = [
+                width * math.log(scaling.original_max_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.base))
+                for turns in (scaling.beta_fast, scaling.beta_slow)
+            ]
+            low, high = max(bounds[0], 0), min(bounds[1], width - 1)
+            assert not scaling.truncate
+            slow = min(max((pair - low) / (high - low), 0), 1)
+            return slow * frequency / scaling.factor + (1 - slow) * frequency
+        case "dynamic":
+            longer = max(1, scaling.factor * n / scaling.original_max_positions - (scaling.factor - 1))
+            return (rope.base * longer ** (width / (width - 2))) ** (-2 * pair / width)
+        case "longrope":
+            beyond = n > scaling.original_max_positions
+            return frequency / (scaling.long_factor if beyond else scaling.short_factor)[pair]
+
+
+def growth_by_hand(rope):
+    """What turned numbers are multiplied by."""
+    match rope.scaling and rope.scaling.type:
+        case "yarn":
+            return 0.1 * math.log(rope.scaling.factor) + 1
+        case "longrope":
+            return rope.scaling.attention_factor
+        case _:
+            return 1
+
+
+def turned_by_hand(numbers, place, rope, n):
+    """A head's numbers at one place of n, turned pair by pair."""
+    width = len(numbers) if rope.rotary_dim is None else rope.rotary_dim
+    turned, growth = list(numbers), growth_by_hand(rope)
+    for pair in range(width // 2):
+        frequency = frequency_by_hand(rope, pair, width, n)
         a, b = (pair, pair + width // 2) if rope.pairing == "half" else (2 * pair, 2 * pair + 1)
-        cos, sin = math.cos(place * frequency), math.sin(place * frequency)
+        cos, sin = growth * math.cos(place * frequency), growth * math.sin(place * frequency)
         turned[a] = numbers[a] * cos - numbers[b] * sin
         turned[b] = numbers[b] * cos + numbers[a] * sin
     return turned
@@ -104,7 +137,7 @@ def by_hand(entry, inputs, *, mask=None, bias=None, is_causal=False, scale=None)
         key = normalised_by_hand(key, spec.query_key_norm, tensors["key_norm"])
     if spec.position.scheme == "rope":
         query, key = (
-            [[turned_by_hand(numbers, i, spec.position) for i, numbers in enumerate(head)] for head in heads]
+            [[turned_by_hand(numbers, i, spec.position, n) for i, numbers in enumerate(head)] for head in heads]
             for heads in (query, key)
         )
     weights, outputs = [], [[] for _ in range(n)]
@@ -276,7 +309,7 @@ def test_the_names_of_the_contract_find_their_tensors():
 
 def test_float32_inputs_are_computed_in_float64():
     """Rounding once, at the end, is what makes it an oracle."""
-    entry = LAYERS["odd"]
+    entry = LAYERS["projecting"]
 
     trace = self_attention(draw_sequence(entry, 4, 0).inputs, entry.weights, entry.spec)
 

@@ -439,7 +439,7 @@ async def test_a_request_too_large_by_itself_is_told_to_send_less():
 async def test_bytes_in_and_out_are_counted_exactly(model, fields, catalog):
     """As they are in memory: admission relies on it."""
     spec = catalog.find(model).entry.spec
-    sizes = Sizes(spec.num_heads, spec.head_dim, spec.v_dim)
+    sizes = Sizes(spec.num_heads, spec.head_dim, spec.v_dim, spec.embed_dim)
     inputs = [tokens(n, spec.embed_dim) for n in (7, 4)]
     request = ask(*inputs, model=model, **fields)
     raw = ask(*inputs, model=model, **{"return": fields.get("return", ("outputs", "weights"))})

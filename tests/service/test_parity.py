@@ -83,7 +83,7 @@ def test_runners_of_projections_pass(artifacts):
     own = Projections(*(random.standard_normal(s, dtype=np.float32) for s in ((7, 5), (7, 5), (7, 3))))
     runners = {name: backend(name, artifacts).projections() for name in ("eager", "onnx", "reference")}
 
-    assert max(parity.check(parity.Layer(7, 1, 0.5, own), runners).values()) < 1e-5
+    assert max(parity.check(parity.Layer(7, 1, 0.5, projections=own), runners).values()) < 1e-5
 
 
 def test_a_difference_of_a_thousandth_is_an_error(right):
