@@ -18,6 +18,9 @@ from torch import nn
 from torch.export import Dim
 
 from models.eager import Intermediates, Projections, SelfAttention
+from models.encoder_eager import Encoder
+from models.encoder_spec import EncoderSpec, encoder_tensor_names
+from models.encoder_weights import EncoderWeights
 from models.errors import ArtifactError
 from models.spec import AttentionSpec
 from models.types import TENSOR_NAMES
@@ -29,11 +32,16 @@ EXPORTER = f"self-attention/3 opset/{OPSET} torch/{torch.__version__.split('+')[
 
 BATCH, TOKENS = "batch", "tokens"
 AXES: dict[str, list[str | None]] = {
+    "ids": [BATCH, TOKENS],
     "inputs": [BATCH, TOKENS, None],
     "attn_mask": [BATCH, TOKENS, TOKENS],
     "attn_bias": [BATCH, "bias_heads", TOKENS, TOKENS],
 }
 """Names of the symbolic axes; None stays as exported. `bias_heads` is 1 or the model's heads."""
+
+
+MAX_BYTES = (1 << 31) - (1 << 20)
+"""What the numbers of one graph may take: a protobuf message holds less than 2 GiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +78,18 @@ def export_projections() -> ModelProto:
     matrices = {"query_projection": (7, 4), "key_projection": (7, 4), "value_projection": (7, 6)}
     axes = {"inputs": {2: d}} | {name: {0: d, 1: d_v if name[0] == "v" else d_k} for name in matrices}
     return _export(Projections(), {"inputs": (3, 5, 7), **matrices}, axes, TENSOR_NAMES)
+
+
+def export_encoder(spec: EncoderSpec, weights: EncoderWeights) -> ModelProto:
+    """The encoder as a graph of one input, `ids` (batch, tokens) int64, and the outputs of `encoder_tensor_names`.
+
+    Raises:
+        ArtifactError: see `export_layer`; or if the numbers are more than one graph can hold.
+    """
+    if (size := sum(tensor.nbytes for tensor in weights.tensors().values())) > MAX_BYTES:
+        raise ArtifactError(f"{spec.id} has {size} bytes of numbers, but a graph holds {MAX_BYTES} at most")
+    args = {"ids": torch.zeros(3, 5, dtype=torch.int64)}
+    return to_onnx(Encoder(spec, weights), args, {"ids": {0: Dim(BATCH), 1: Dim(TOKENS)}}, encoder_tensor_names(spec))
 
 
 def _export(

@@ -6,7 +6,7 @@ position bias, the caller's bias, mask; softmax; weighted sum of values.
 
 import math
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -19,6 +19,15 @@ RESERVED_NAMES = frozenset({"projections"})
 """Names answers use for something that is not a model of the repository."""
 
 Matrix = tuple[tuple[float, ...], ...]
+
+
+def check_id(name: str, version: str) -> None:
+    """Raise `ValueError` unless a model may be called that."""
+    for label, value in (("name", name), ("version", version)):
+        if not NAME.fullmatch(value):
+            raise ValueError(f"{label} {value!r} must match {NAME.pattern}")
+    if name in RESERVED_NAMES:
+        raise ValueError(f"the name {name!r} is reserved")
 
 
 class _Frozen(BaseModel):
@@ -211,11 +220,7 @@ class AttentionSpec(_Frozen):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        for label, value in (("name", self.name), ("version", self.version)):
-            if not NAME.fullmatch(value):
-                raise ValueError(f"{label} {value!r} must match {NAME.pattern}")
-        if self.name in RESERVED_NAMES:
-            raise ValueError(f"the name {self.name!r} is reserved")
+        check_id(self.name, self.version)
         if self.num_heads % self.kv_heads:
             raise ValueError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.kv_heads}")
         if self.labels and len(self.labels) != self.embed_dim:
@@ -279,8 +284,16 @@ def parse_spec(text: str | bytes, where: str) -> AttentionSpec:
     Raises:
         InvalidModel: if the text is not JSON or not a spec; the message names the field.
     """
+    return parsed(AttentionSpec, text, where)
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def parsed(kind: type[Model], text: str | bytes, where: str) -> Model:
+    """Read JSON as a pydantic model; arguments beside `kind`, and errors, as in `parse_spec`."""
     try:
-        return AttentionSpec.model_validate_json(text)
+        return kind.model_validate_json(text)
     except ValidationError as error:
         faults = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'spec'}: {e['msg']}" for e in error.errors())
         raise InvalidModel(f"{where}: {faults}") from error

@@ -11,17 +11,19 @@ import onnx
 from onnx import ModelProto
 
 from models import export
+from models.encoder_spec import EncoderSpec
+from models.encoder_weights import EncoderWeights
 from models.spec import AttentionSpec
 from models.weights import AttentionWeights
 
 log = logging.getLogger(__name__)
 
 
-NOT_EXPORTED = {"description", "labels", "source", "license", "provenance", "example", "weights"}
+NOT_EXPORTED = {"description", "labels", "source", "license", "provenance", "example", "weights", "files", "parity"}
 """Fields of a spec that its graph does not depend on; the numbers have a digest of their own."""
 
 
-def artifact_key(spec: AttentionSpec, weights: AttentionWeights) -> str:
+def artifact_key(spec: AttentionSpec | EncoderSpec, weights: AttentionWeights | EncoderWeights) -> str:
     """SHA-256 over all that an exported graph depends on: spec, numbers, exporter."""
     described = spec.model_dump_json(exclude=NOT_EXPORTED)
     return hashlib.sha256(f"{described}\n{weights.digest()}\n{export.EXPORTER}".encode()).hexdigest()
@@ -46,6 +48,11 @@ class ArtifactStore:
         """
         place = self.folder / spec.name / spec.version
         return self._get(place, artifact_key(spec, weights), lambda: export.export_layer(spec, weights))
+
+    def encoder(self, spec: EncoderSpec, weights: EncoderWeights) -> ModelProto:
+        """The full graph of an encoder, kept beside that of a layer of the same name; errors as in `layer`."""
+        place = self.folder / spec.name / spec.version / "encoder"
+        return self._get(place, artifact_key(spec, weights), lambda: export.export_encoder(spec, weights))
 
     def projections(self) -> ModelProto:
         """The full graph of `models.eager.Projections`; errors as in `layer`."""

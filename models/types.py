@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 Array = npt.NDArray[Any]
 
