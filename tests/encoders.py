@@ -1,8 +1,10 @@
-"""Small encoders with weights drawn at random."""
+"""Small encoders with weights drawn at random, and small tokenizers."""
 
 from typing import Any
 
 import numpy as np
+import tokenizers
+from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from models.encoder_spec import EncoderSpec
 from models.encoder_weights import EncoderWeights, checked, shapes
@@ -45,3 +47,27 @@ def draw_weights(spec: EncoderSpec, seed: int = 0) -> EncoderWeights:
 def draw_ids(spec: EncoderSpec, n: int, count: int = 1) -> np.ndarray:
     """Token ids, (count, n)."""
     return np.random.RandomState(n).randint(0, spec.vocab_size, (count, n)).astype(np.int64)
+
+
+VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "cat", "sat", "##s", ".", "😀", "cafe", "猫")
+
+
+def word_pieces(unknown: str = "[UNK]") -> bytes:
+    """A tokenizer.json like BERT's, which pads and truncates to 16 tokens as MiniLM's does to 128."""
+    vocabulary = {token: i for i, token in enumerate(VOCABULARY)}
+    made = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=unknown))
+    made.normalizer = normalizers.BertNormalizer(lowercase=True)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    made.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]"])
+    made.enable_padding(length=16)
+    made.enable_truncation(16)
+    return made.to_str().encode()
+
+
+def bytes_tokenizer() -> bytes:
+    """A tokenizer.json like RoBERTa's without any merged token or special one: a token per byte."""
+    vocabulary = {byte: i for i, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    made = tokenizers.Tokenizer(models.BPE(vocabulary, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return made.to_str().encode()
