@@ -122,6 +122,7 @@ class LocalEngine:
             runner=(model.runners if model else self.catalog.projections)[backend],
             backend=backend,
             options=options,
+            wanted=options.wanted,
             is_causal=options.is_causal or is_causal,
             scale=scale if options.scale is None else options.scale,
             window=window,
@@ -245,6 +246,7 @@ class Submission:
             fully_masked_rows=[rows for _, rows in verdicts],
             form=self.request.form,
             encoding=options.encoding,
+            format=options.format,
             model=self.model,
             backend=self.backend,
         )

@@ -1,10 +1,11 @@
 """A request and its answer between the wire and the queue: arrays and options, no bytes, no HTTP."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
+from models.tokenizer import Tokens
 from models.types import ALL_TENSOR_NAMES, F32, Array, Projections, SequenceInput, TensorName
 from service.backends.base import BackendInfo
 
@@ -25,8 +26,8 @@ def _comma_list(value: object) -> object:
     return value[: MOST_NAMES + 1] if isinstance(value, tuple) else value
 
 
-class Options(BaseModel):
-    """The small fields of a request: they may stand in a JSON body or in the query string."""
+class AnswerOptions(BaseModel):
+    """The small fields that every request for tensors has: they may stand in a JSON body or in the query string."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -40,10 +41,6 @@ class Options(BaseModel):
         max_length=MOST_NAMES,
         description="Tensors to answer with.",
     )
-    is_causal: bool = Field(default=False, description="Row i may attend to columns 0..i only.")
-    scale: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="Factor of the scores in place of the model's, usually 1/sqrt(d_k)."
-    )
     average_heads: bool = Field(
         default=False, description="Answer the mean over heads of `weights` and `scores` of a model of several heads."
     )
@@ -54,11 +51,64 @@ class Options(BaseModel):
     encoding: Literal["json", "base64"] = Field(
         default="json", description="How a JSON answer holds tensors: nested numbers, or base64 tensor objects."
     )
+    format: Literal["tensors", "bertviz"] = Field(
+        default="tensors",
+        description="`bertviz`: a JSON answer with the weights alone, nested as BertViz takes them.",
+    )
 
     @property
     def wanted(self) -> tuple[TensorName, ...]:
         """The tensors asked for, each once, in the order of `ALL_TENSOR_NAMES`."""
+        if self.format == "bertviz":
+            return ("weights",)
         return tuple(name for name in ALL_TENSOR_NAMES if name in self.returns)
+
+
+class Options(AnswerOptions):
+    """The small fields of a request that brings embeddings."""
+
+    is_causal: bool = Field(default=False, description="Row i may attend to columns 0..i only.")
+    scale: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="Factor of the scores in place of the model's, usually 1/sqrt(d_k)."
+    )
+
+
+MOST_LAYERS = 1_024
+"""Numbers in `layers`, likewise."""
+
+
+def _layers(value: object) -> object:
+    """`all`, or `0,5` as it stands in a query string."""
+    if isinstance(value, str) and value != "all":
+        return [part.strip() for part in value.split(",", MOST_LAYERS)]
+    return value
+
+
+class TextOptions(AnswerOptions):
+    """The small fields of a request that brings text."""
+
+    model: str | None = Field(
+        default=None, description="An encoder of `GET /v1/models`, `name` or `name@version`; default: the service's."
+    )
+    returns: Annotated[tuple[TensorName, ...], BeforeValidator(_comma_list)] = Field(
+        default=("weights",),
+        alias="return",
+        min_length=1,
+        max_length=MOST_NAMES,
+        description="Tensors to answer with, of each layer.",
+    )
+    layers: Annotated[
+        Literal["all"] | tuple[Annotated[int, Field(ge=0)], ...],
+        Field(union_mode="left_to_right"),
+        BeforeValidator(_layers),
+    ] = Field(default="all", description="Numbers of the layers, the first is 0; or `all`.")
+
+    @field_validator("layers")
+    @classmethod
+    def _some(cls, value: object) -> object:
+        if isinstance(value, tuple) and not 0 < len(value) <= MOST_LAYERS:
+            raise ValueError(f"name 1 to {MOST_LAYERS} layers, or `all`")
+        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +127,32 @@ class AttentionInput:
     options: Options
     projections: Projections | None = None
 
+    field: ClassVar[str] = "/inputs"
+
     def pointer(self, index: int) -> str:
         """JSON pointer of a sequence's embeddings."""
         return "/inputs" if self.form == "one" else f"/inputs/{index}"
+
+
+@dataclass(frozen=True, slots=True)
+class TextInput:
+    """A decoded request that brings text.
+
+    Attributes:
+        texts: at least one.
+        form: `one` or `list`.
+        options: the small fields.
+    """
+
+    texts: tuple[str, ...]
+    form: Form
+    options: TextOptions
+
+    field: ClassVar[str] = "/text"
+
+    def pointer(self, index: int) -> str:
+        """JSON pointer of a text."""
+        return "/text" if self.form == "one" else f"/text/{index}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +183,9 @@ class AttentionOutput:
         encoding: see `Options`.
         model: name and version.
         backend: what it was computed with.
+        format: see `Options`.
+        tokens: of each text; None where the caller brought embeddings. With them, the names of tensors are
+            `layers.5.weights` and so on.
     """
 
     answers: list[Answer]
@@ -118,3 +194,5 @@ class AttentionOutput:
     encoding: str
     model: tuple[str, str]
     backend: BackendInfo
+    format: str = "tensors"
+    tokens: list[Tokens] | None = None

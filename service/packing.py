@@ -9,7 +9,7 @@ from models.errors import NumericOverflow
 from models.masks import fully_masked_rows, visible
 from models.types import F32, PER_HEAD, Bool, Projections, SequenceInput
 from service.backends.base import Batch, Runner, Tensors
-from service.messages import Answer, Options, TopK
+from service.messages import Answer, AnswerOptions, TopK
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -17,9 +17,10 @@ class Job:
     """What every sequence of a request shares.
 
     Attributes:
-        runner: the layer that computes it.
+        runner: the layer, or the encoder, that computes it.
         backend: the backend's name, for metrics.
         options: what the caller asked for.
+        wanted: names of the tensors that makes.
         is_causal: asked for by the caller or by the model.
         scale: factor of the scores, the caller's or the model's.
         window: the model's sliding window, or None.
@@ -28,7 +29,8 @@ class Job:
 
     runner: Runner
     backend: str
-    options: Options
+    options: AnswerOptions
+    wanted: tuple[str, ...]
     is_causal: bool
     scale: float
     window: int | None = None
@@ -70,7 +72,7 @@ class Unit:
         job, sequence = self.job, self.sequence
         bias = None if sequence.attn_bias is None else len(_with_heads(sequence.attn_bias))
         matrices = None if job.projections is None else id(job.projections)
-        return (id(job.runner), self.length, job.options.wanted, job.is_causal, self.masked, bias, job.scale, matrices)
+        return (id(job.runner), self.length, job.wanted, job.is_causal, self.masked, bias, job.scale, matrices)
 
 
 def batch_limit(unit: Unit, most_sequences: int) -> int:
@@ -93,7 +95,7 @@ def batch_of(units: Sequence[Unit]) -> Batch:
         biases=biases,
         is_causal=job.is_causal and masks is None,
         scale=job.scale,
-        wanted=job.options.wanted,
+        wanted=job.wanted,
         projections=job.projections,
     )
 
@@ -133,15 +135,16 @@ def answer(unit: Unit, tensors: Tensors) -> tuple[Answer, list[int]]:
     found: Answer = {}
     for name, tensor in tensors.items():
         _check_finite(name, tensor, keep if name == "scores" else None, unit.pointer)
-        if name not in PER_HEAD:
+        kind = name.rpartition(".")[2]  # an encoder's are called layers.5.weights
+        if kind not in PER_HEAD:
             found[name] = tensor
             continue
         value = tensor
         if len(value) == 1:
             value = value[0]
-        elif options.average_heads and name in ("weights", "scores"):
+        elif options.average_heads and kind in ("weights", "scores"):
             value = value.mean(axis=0)
-        found[name] = top_k(value, options.top_k) if options.top_k and name == "weights" else value
+        found[name] = top_k(value, options.top_k) if options.top_k and kind == "weights" else value
     return found, dead
 
 

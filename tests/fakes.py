@@ -209,7 +209,8 @@ def unit(
     number, runner, length=1, *, backend="fake", mask=None, bias=None, is_causal=False, scale=1.0, window=None, **fields
 ):
     """A sequence all of whose embeddings are `number`, so that its answer can be told from any other."""
-    job = Job(runner, backend, options(**fields), is_causal, scale, window)
+    chosen = options(**fields)
+    job = Job(runner, backend, chosen, chosen.wanted, is_causal, scale, window)
     inputs = np.full((length, EMBED_DIM), number, np.float32)
     return Unit(job, SequenceInput(inputs, mask, bias), f"/inputs/{number}")
 

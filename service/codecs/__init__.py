@@ -1,17 +1,23 @@
 """Wire formats: one file each. To add one, write the file and name it here."""
 
+from collections.abc import Mapping
 from functools import lru_cache
 
-from service.codecs.base import Decoder, Encoder
+from service.codecs.base import Decoder, Encoder, Request
 from service.codecs.json import JsonCodec
 from service.codecs.npy import NpyCodec, NpzCodec
 from service.codecs.safetensors import SafetensorsCodec
+from service.codecs.text import TextDecoder
 from service.errors import NotAcceptable, UnsupportedMediaType
+from service.messages import AttentionInput, TextInput
 
 _JSON, _SAFETENSORS, _NPY, _NPZ = JsonCodec(), SafetensorsCodec(), NpyCodec(), NpzCodec()
 
-DECODERS: dict[str, Decoder] = {codec.media_type: codec for codec in (_JSON, _SAFETENSORS, _NPY)}
-"""What requests may be written in, by media type."""
+DECODERS: dict[str, Decoder[AttentionInput]] = {codec.media_type: codec for codec in (_JSON, _SAFETENSORS, _NPY)}
+"""What embeddings may be written in, by media type."""
+
+TEXT_DECODERS: dict[str, Decoder[TextInput]] = {TextDecoder.media_type: TextDecoder()}
+"""What requests with text may be written in."""
 
 ENCODERS: dict[str, Encoder] = {codec.media_type: codec for codec in (_JSON, _SAFETENSORS, _NPZ)}
 """What answers can be written in, by media type; the first is the favourite where a caller has none."""
@@ -24,33 +30,26 @@ FAMILY: dict[str, Encoder] = {
 """The answer's format for a request's, where the caller does not say."""
 
 
-@lru_cache(maxsize=256)
-def decoder_for(content_type: str) -> Decoder:
-    """The reader of a Content-Type header; JSON where there is none.
+def decoder_for(content_type: str, decoders: Mapping[str, Decoder[Request]]) -> Decoder[Request]:
+    """The reader, one of `decoders`, of a Content-Type header; JSON where there is none.
 
     Raises:
         UnsupportedMediaType: naming what is read.
     """
-    media_type = content_type.partition(";")[0].strip().lower()
-    if not media_type:
-        return _JSON
-    if (found := DECODERS.get(media_type)) is None:
+    media_type = content_type.partition(";")[0].strip().lower() or _JSON.media_type
+    if (found := decoders.get(media_type)) is None:
         hint = " (curl -d sends this unless told -H 'Content-Type: application/json')" if "form" in media_type else ""
-        raise UnsupportedMediaType(f"nobody here reads {media_type!r}{hint}; send {' or '.join(DECODERS)}")
+        raise UnsupportedMediaType(f"nobody here reads {media_type!r}{hint}; send {' or '.join(decoders)}")
     return found
 
 
-def encoder_for(accept: str, decoder: Decoder) -> Encoder:
-    """The writer that an Accept header likes best; of equals, the request's own family comes first.
+@lru_cache(maxsize=256)
+def encoder_for(accept: str, request_type: str) -> Encoder:
+    """The writer that an Accept header likes best; of equals, the family of the request's media type comes first.
 
     Raises:
         NotAcceptable: if it likes none, naming what is written.
     """
-    return _encoder_for(accept, decoder.media_type)
-
-
-@lru_cache(maxsize=256)
-def _encoder_for(accept: str, request_type: str) -> Encoder:
     own = FAMILY[request_type]
     candidates = [own, *(encoder for encoder in ENCODERS.values() if encoder is not own)]
     if not accept.strip():

@@ -1,25 +1,36 @@
 """What a codec is, and the checks that every one of them owes the queue.
 
 bytes ──decode──> AttentionInput: finite float32, shapes consistent. AttentionOutput ──encode──> bytes. Pure: no
-clock, no I/O.
+clock, no I/Chosen.
 """
 
 import difflib
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import Any, Protocol
+from functools import cache, lru_cache
+from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qsl
 
 import numpy as np
 from pydantic import ValidationError
 
 from models.errors import NonFinite, ShapeMismatch
+from models.tokenizer import Tokens
 from models.types import F32, Array, Bool, Projections, SequenceInput
 from service.errors import ConflictingFields, InvalidOption, TooLarge, UnknownField, Unparsable
-from service.messages import AttentionInput, AttentionOutput, Form, Options
+from service.messages import AnswerOptions, AttentionInput, AttentionOutput, Form, Options
 
-OPTION_NAMES = tuple(field.alias or name for name, field in Options.model_fields.items())
-"""The small fields, as callers spell them."""
+Chosen = TypeVar("Chosen", bound=AnswerOptions)
+Request = TypeVar("Request", covariant=True)
+
+
+@cache
+def option_names(kind: type[AnswerOptions]) -> tuple[str, ...]:
+    """The small fields, as callers spell them."""
+    return tuple(field.alias or name for name, field in kind.model_fields.items())
+
+
+OPTION_NAMES = option_names(Options)
+"""Those of requests that bring embeddings."""
 
 TENSOR_FIELDS = ("inputs", "attn_mask", "attn_bias", "projections")
 """The fields that hold tensors."""
@@ -33,12 +44,12 @@ FLOATS: dict[str, np.dtype[Any]] = {"float16": np.dtype("<f2"), "float32": np.dt
 """Dtypes a tensor may come in; all are computed in float32."""
 
 
-class Decoder(Protocol):
+class Decoder(Protocol[Request]):
     """Reads requests of one media type."""
 
     media_type: str
 
-    def decode(self, body: bytes, query: str) -> AttentionInput:
+    def decode(self, body: bytes, query: str) -> Request:
         """The request in `body` with the options of the query string.
 
         Raises:
@@ -63,7 +74,7 @@ def nearest(name: str, known: Sequence[str]) -> str:
 
 
 @lru_cache(maxsize=1024)
-def query_options(query: str) -> Options:
+def query_options(query: str, kind: type[Chosen]) -> Chosen:
     """The options of a query string.
 
     Raises:
@@ -77,10 +88,10 @@ def query_options(query: str) -> Options:
     for name, value in pairs:
         if found.setdefault(name, value) != value:
             raise ConflictingFields.at(f"/{name}", f"given twice in the query string: {found[name]!r} and {value!r}")
-    return options(found, strict=False)
+    return options(found, kind, strict=False)
 
 
-def options(fields: Mapping[str, object], *, strict: bool) -> Options:
+def options(fields: Mapping[str, object], kind: type[Chosen], *, strict: bool) -> Chosen:
     """Options from named values: strictly typed ones of a JSON body, or the strings of a query string.
 
     Raises:
@@ -88,17 +99,17 @@ def options(fields: Mapping[str, object], *, strict: bool) -> Options:
         InvalidOption: with the value and what would be right.
     """
     for name in fields:
-        if name not in OPTION_NAMES:
-            raise UnknownField.at(f"/{name}", f"no such parameter; {nearest(name, OPTION_NAMES)}")
+        if name not in (known := option_names(kind)):
+            raise UnknownField.at(f"/{name}", f"no such parameter; {nearest(name, known)}")
     try:
-        return Options.model_validate(fields, strict=strict)
+        return kind.model_validate(fields, strict=strict)
     except ValidationError as error:
         first = error.errors()[0]
         pointer = "".join(f"/{part}" for part in first["loc"])
         raise InvalidOption.at(pointer, f"{first['msg']}, got {first['input']!r}") from error
 
 
-def merged(body: Options, query: Options) -> Options:
+def merged(body: Chosen, query: Chosen) -> Chosen:
     """The options of a body and of the query string together.
 
     Raises:
@@ -109,9 +120,21 @@ def merged(body: Options, query: Options) -> Options:
     for name in body.model_fields_set & query.model_fields_set:
         mine, theirs = getattr(body, name), getattr(query, name)
         if mine != theirs:
-            label = Options.model_fields[name].alias or name
+            label = type(body).model_fields[name].alias or name
             raise ConflictingFields.at(f"/{label}", f"the body says {mine!r}, the query string {theirs!r}")
     return body.model_copy(update={name: getattr(query, name) for name in query.model_fields_set})
+
+
+def check_format(chosen: AnswerOptions) -> None:
+    """Raise `ConflictingFields` unless the answer can have the format that is asked for."""
+    if chosen.format != "bertviz":
+        return
+    if "returns" in chosen.model_fields_set and chosen.returns != ("weights",):
+        raise ConflictingFields.at("/return", "with the format bertviz the answer is the weights, and nothing else")
+    if chosen.top_k is not None:
+        raise ConflictingFields.at("/top_k", "with the format bertviz the answer is all weights")
+    if chosen.encoding != "json":
+        raise ConflictingFields.at("/encoding", "with the format bertviz the answer is nested numbers")
 
 
 def float32(array: Array, pointer: str) -> F32:
@@ -179,6 +202,7 @@ def assemble(
         ShapeMismatch: naming the tensor, its shape and the shape it must have.
         ConflictingFields: if the request names a model and brings projections.
     """
+    check_format(chosen)
     if projections is not None and chosen.model is not None:
         raise ConflictingFields.at("/projections", "give `model` or `projections`, not both")
     if not inputs:
@@ -239,10 +263,23 @@ def metadata(output: AttentionOutput) -> dict[str, Any]:
         "model": {"name": name, "version": version},
         "backend": {"name": info.name, "device": info.device, "provider": info.provider, "dtype": info.dtype},
     }
+    if output.tokens is not None:
+        tokens = [described(each) for each in output.tokens]
+        found["tokens"] = tokens[0] if output.form == "one" else tokens
     if any(output.fully_masked_rows):
         rows = output.fully_masked_rows
         found["fully_masked_rows"] = rows[0] if output.form == "one" else rows
     return found
+
+
+def described(tokens: Tokens) -> list[dict[str, Any]]:
+    """What an answer says of each token of a text."""
+    return [
+        {"token": token, "id": int(number), "start": start, "end": end, "special": special}
+        for token, number, (start, end), special in zip(
+            tokens.tokens, tokens.ids, tokens.offsets, tokens.special, strict=True
+        )
+    ]
 
 
 def flat_tensors(output: AttentionOutput) -> dict[str, Array]:

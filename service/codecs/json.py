@@ -6,7 +6,6 @@ there, or because the body is fine but unusual.
 """
 
 import binascii
-import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -28,11 +27,11 @@ from service.codecs.base import (
     merged,
     metadata,
     nearest,
-    options,
     query_options,
     reshaped,
 )
-from service.errors import ConflictingFields, UnknownField, Unparsable, WrongType
+from service.codecs.strict_json import body_options, escaped, json_object, json_type
+from service.errors import UnknownField, WrongType
 from service.messages import AttentionInput, AttentionOutput, Form, Options, TopK
 
 FIELDS = (*TENSOR_FIELDS, *OPTION_NAMES)
@@ -53,11 +52,13 @@ class JsonCodec:
         """See `Decoder.decode`."""
         fields = _fast_fields(body)
         if fields is None:
-            fields = _slow_fields(body)
+            fields = json_object(body, "inputs")
         return _request(fields, query)
 
     def encode(self, output: AttentionOutput) -> bytes:
         """See `Encoder.encode`. Masked scores are `null`; float32 are written with the fewest digits that keep them."""
+        if output.format == "bertviz":
+            return orjson.dumps(_bertviz(output), option=orjson.OPT_SERIALIZE_NUMPY)
         write = _tensor_object if output.encoding == "base64" else _numbers
         found: dict[str, Any] = {}
         for name in output.answers[0]:
@@ -68,10 +69,38 @@ class JsonCodec:
                 found[name] = write(_stacked(values))
             else:
                 found[name] = [write(value) for value in values]
-        return orjson.dumps(found | metadata(output), option=orjson.OPT_SERIALIZE_NUMPY)
+        if output.tokens is not None:
+            found = {"layers": _by_layer(found)}
+        return orjson.dumps(metadata(output) | found, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 # ---- answers
+
+
+def _by_layer(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """An encoder's tensors, named `layers.5.weights` and so on, as one object per layer."""
+    layers: dict[str, dict[str, Any]] = {}
+    for name, value in found.items():
+        _, number, tensor = name.split(".")
+        layers.setdefault(number, {"layer": int(number)})[tensor] = value
+    return list(layers.values())
+
+
+def _bertviz(output: AttentionOutput) -> dict[str, Any]:
+    """Weights as BertViz takes them, [layers][1][heads][n][n], and the tokens' texts; of a list, a list of either."""
+    attention = [[_heads(weights)[None] for weights in answer.values()] for answer in output.answers]
+    one = output.form == "one"
+    found = metadata(output) | {"attention": attention[0] if one else attention}
+    if output.tokens is not None:
+        texts = [each.tokens for each in output.tokens]
+        found["tokens"] = texts[0] if one else texts
+    return found
+
+
+def _heads(weights: Array | TopK) -> Array:
+    """Weights with their axis of heads, also where there is one head."""
+    assert isinstance(weights, np.ndarray), "the format bertviz excludes top_k"
+    return np.ascontiguousarray(weights if weights.ndim == 3 else weights[None])
 
 
 def _numbers(value: Array | TopK) -> Any:
@@ -187,55 +216,19 @@ def _plain(value: Any, arrays: _Brackets) -> Any:
     return value
 
 
-# ---- the slow way
-
-
-def _slow_fields(body: bytes) -> dict[str, Any]:
-    try:
-        text = bytes(body).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise Unparsable(f"the body is not UTF-8: byte {error.start} is {body[error.start]:#04x}") from error
-    if not text.strip():
-        raise Unparsable('the body is empty; a JSON object with "inputs" is needed')
-    try:
-        value = json.loads(text.removeprefix("\ufeff"), parse_constant=_refuse_constant, object_pairs_hook=_object)
-    except json.JSONDecodeError as error:
-        raise Unparsable(f"not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from error
-    except RecursionError as error:
-        raise Unparsable("not JSON that anyone here reads: it is nested too deeply") from error
-    except ValueError as error:  # an integer of thousands of digits
-        raise Unparsable(f"not JSON that anyone here reads: {error}") from error
-    if not isinstance(value, dict):
-        raise WrongType.at("", f'the body is {_type(value)}; a JSON object with "inputs" is needed')
-    return value
-
-
-def _refuse_constant(word: str) -> None:
-    raise Unparsable(f"not JSON: {word} is no JSON number")
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ConflictingFields.at(f"/{name}", "the field stands twice in one object")
-        found[name] = value
-    return found
-
-
 # ---- fields to a request
 
 
 def _request(fields: dict[str, Any], query: str) -> AttentionInput:
     for name in fields:
         if name not in FIELDS:
-            raise UnknownField.at(f"/{_escape(name)}", f"no such field; {nearest(name, FIELDS)}")
+            raise UnknownField.at(f"/{escaped(name)}", f"no such field; {nearest(name, FIELDS)}")
     if "inputs" not in fields:
         raise ShapeMismatch.at("/inputs", "the field is missing; it holds the token embeddings")
-    chosen = query_options(query)
+    chosen = query_options(query, Options)
     small = {name: value for name, value in fields.items() if name in OPTION_NAMES}
     if small:
-        chosen = merged(_body_options(small), chosen)
+        chosen = merged(body_options(small, Options), chosen)
     inputs, form = _sequences(fields["inputs"])
     return assemble(
         inputs,
@@ -247,14 +240,6 @@ def _request(fields: dict[str, Any], query: str) -> AttentionInput:
     )
 
 
-def _body_options(small: dict[str, Any]) -> Options:
-    if isinstance(names := small.get("return"), list):
-        small = small | {"return": tuple(names)}
-    elif "return" in small:
-        raise WrongType.at("/return", f"expected a list of tensor names, got {_type(names)}")
-    return options(small, strict=True)
-
-
 def _sequences(value: Any) -> tuple[list[F32], Form]:
     """`inputs`, which may be one sequence, a list of them, or a tensor object of either."""
     if _is_tensor(value):
@@ -263,7 +248,7 @@ def _sequences(value: Any) -> tuple[list[F32], Form]:
     if isinstance(value, np.ndarray):
         return [float32(value, "/inputs")], "one"
     if not isinstance(value, list):
-        raise WrongType.at("/inputs", f"expected rows of numbers or a tensor object, got {_type(value)}")
+        raise WrongType.at("/inputs", f"expected rows of numbers or a tensor object, got {json_type(value)}")
     if not value:
         raise ShapeMismatch.at("/inputs", "the sequence has no tokens; at least one is needed")
     if not (isinstance(value[0], (dict, np.ndarray)) or (isinstance(value[0], list) and _holds_rows(value[0]))):
@@ -296,7 +281,7 @@ def _each(value: Any, pointer: str, form: Form, read: Any) -> list[Any] | None:
             raise ShapeMismatch.at(pointer, f"its shape is {list(whole.shape)}, expected one for each sequence")
         return list(whole)
     if not isinstance(value, list):
-        raise WrongType.at(pointer, f"expected a list with one entry per sequence, got {_type(value)}")
+        raise WrongType.at(pointer, f"expected a list with one entry per sequence, got {json_type(value)}")
     check_count(len(value), pointer)
     return [None if item is None else read(item, f"{pointer}/{i}") for i, item in enumerate(value)]
 
@@ -311,7 +296,8 @@ def _mask(value: Any, pointer: str) -> Bool:
             if not isinstance(item, bool):
                 raise WrongType.at(
                     f"{pointer}/{i}/{j}",
-                    f"expected true (may attend) or false, got {_type(item)}; numbers to be added belong in attn_bias",
+                    f"expected true (may attend) or false, got {json_type(item)}; "
+                    "numbers to be added belong in attn_bias",
                 )
     keep: Bool = np.array(rows, np.bool_).reshape(len(rows), len(rows[0]))
     return keep
@@ -335,10 +321,10 @@ def _projections(value: Any) -> Projections | None:
     if value is None:
         return None
     if not isinstance(value, dict):
-        raise WrongType.at("/projections", f"expected an object of query, key and value, got {_type(value)}")
+        raise WrongType.at("/projections", f"expected an object of query, key and value, got {json_type(value)}")
     for name in value:
         if name not in PROJECTION_NAMES:
-            raise UnknownField.at(f"/projections/{_escape(name)}", f"no such matrix; {nearest(name, PROJECTION_NAMES)}")
+            raise UnknownField.at(f"/projections/{escaped(name)}", f"no such matrix; {nearest(name, PROJECTION_NAMES)}")
     for name in PROJECTION_NAMES:
         if name not in value:
             raise ShapeMismatch.at(f"/projections/{name}", "the matrix is missing")
@@ -348,12 +334,12 @@ def _projections(value: Any) -> Projections | None:
 def _rows(value: Any, pointer: str) -> list[list[Any]]:
     """Rows of one length, their elements unseen."""
     if not isinstance(value, list):
-        raise WrongType.at(pointer, f"expected rows, got {_type(value)}")
+        raise WrongType.at(pointer, f"expected rows, got {json_type(value)}")
     if not value:
         raise ShapeMismatch.at(pointer, "there are no rows; at least one is needed")
     for i, row in enumerate(value):
         if not isinstance(row, list):
-            raise WrongType.at(f"{pointer}/{i}", f"expected a row, got {_type(row)}")
+            raise WrongType.at(f"{pointer}/{i}", f"expected a row, got {json_type(row)}")
         if len(row) != len(value[0]):
             raise ShapeMismatch.at(f"{pointer}/{i}", f"the row has {len(row)} elements, but row 0 has {len(value[0])}")
     return value
@@ -365,7 +351,7 @@ def _matrix(value: Any, pointer: str) -> F64:
     for i, row in enumerate(rows):
         for j, item in enumerate(row):
             if isinstance(item, bool) or not isinstance(item, (int, float)):
-                raise WrongType.at(f"{pointer}/{i}/{j}", f"expected a number, got {_type(item)}")
+                raise WrongType.at(f"{pointer}/{i}/{j}", f"expected a number, got {json_type(item)}")
             try:
                 result[i, j] = item
             except OverflowError:  # an integer beyond float64
@@ -381,7 +367,7 @@ def _tensor(value: Mapping[str, Any], pointer: str, dtypes: Mapping[str, np.dtyp
     """The array of a tensor object, read-only."""
     for name in value:
         if name not in TENSOR_OBJECT:
-            raise UnknownField.at(f"{pointer}/{_escape(name)}", f"no such field; {nearest(name, TENSOR_OBJECT)}")
+            raise UnknownField.at(f"{pointer}/{escaped(name)}", f"no such field; {nearest(name, TENSOR_OBJECT)}")
     for name in TENSOR_OBJECT:
         if name not in value:
             raise WrongType.at(f"{pointer}/{name}", "the tensor object lacks this field; it has shape, dtype and data")
@@ -391,7 +377,7 @@ def _tensor(value: Mapping[str, Any], pointer: str, dtypes: Mapping[str, np.dtyp
     if not isinstance(dtype, str) or dtype not in dtypes:
         raise WrongType.at(f"{pointer}/dtype", f"expected {' or '.join(dtypes)}, got {dtype!r}")
     if not isinstance(data, str):
-        raise WrongType.at(f"{pointer}/data", f"expected a base64 string, got {_type(data)}")
+        raise WrongType.at(f"{pointer}/data", f"expected a base64 string, got {json_type(data)}")
     try:
         raw = binascii.a2b_base64(data, strict_mode=True)
     except (ValueError, binascii.Error) as error:
@@ -402,16 +388,3 @@ def _tensor(value: Mapping[str, Any], pointer: str, dtypes: Mapping[str, np.dtyp
     if dtype == "bool" and max(raw, default=0) > 1:
         raise InvalidInput.at(f"{pointer}/data", "a boolean is a byte 0 or 1")
     return reshaped(np.frombuffer(raw, dtypes[dtype]), shape, f"{pointer}/shape")
-
-
-def _type(value: Any) -> str:
-    """What JSON calls the type of a value."""
-    if isinstance(value, bool):
-        return "a boolean"
-    names = {str: "a string", int: "a number", float: "a number", list: "an array", dict: "an object"}
-    return "null" if value is None else names.get(type(value), "an array of numbers")
-
-
-def _escape(name: str) -> str:
-    """A field's name as a part of a JSON pointer."""
-    return name.replace("~", "~0").replace("/", "~1")

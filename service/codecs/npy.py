@@ -20,7 +20,7 @@ from service.codecs.base import (
     reshaped,
 )
 from service.errors import Unparsable, WrongType
-from service.messages import AttentionInput, AttentionOutput
+from service.messages import AttentionInput, AttentionOutput, Options
 
 
 class NpyCodec:
@@ -34,8 +34,8 @@ class NpyCodec:
         if array.ndim == 3:
             check_count(len(array), "/inputs")
             inputs = [float32(x, f"/inputs/{i}") for i, x in enumerate(array)]
-            return assemble(inputs, None, None, "stack", query_options(query), None)
-        return assemble([float32(array, "/inputs")], None, None, "one", query_options(query), None)
+            return assemble(inputs, None, None, "stack", query_options(query, Options), None)
+        return assemble([float32(array, "/inputs")], None, None, "one", query_options(query, Options), None)
 
 
 class NpzCodec:

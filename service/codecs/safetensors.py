@@ -27,7 +27,7 @@ from service.codecs.base import (
     reshaped,
 )
 from service.errors import UnknownField, Unparsable, WrongType
-from service.messages import AttentionInput, AttentionOutput, Form
+from service.messages import AttentionInput, AttentionOutput, Form, Options
 
 DTYPES = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "BOOL": "?"}
 NAMES = {"float32": "F32", "int32": "I32"}
@@ -70,7 +70,7 @@ class SafetensorsCodec:
             _each(masks, "attn_mask", form, _booleans),
             _each(biases, "attn_bias", form, lambda bias, pointer: float32(_floats(bias, pointer), pointer)),
             form,
-            query_options(query),
+            query_options(query, Options),
             _projections(tensors),
         )
 

@@ -13,7 +13,7 @@ from service.codecs import DECODERS, ENCODERS
 from service.codecs.base import options as read_options
 from service.engine import LocalEngine
 from service.errors import InvalidOption
-from service.messages import AttentionInput, AttentionOutput
+from service.messages import AttentionInput, AttentionOutput, Options
 from service.metrics import Metrics
 from service.settings import Settings, load_settings
 
@@ -52,7 +52,7 @@ def run(
         "backend": backend,
     }
     fields = {name: str(value) for name, value in given.items() if value is not None}
-    read_options(fields, strict=False)  # refuse before anything is loaded
+    read_options(fields, Options, strict=False)  # refuse before anything is loaded
     reader = DECODERS[_media_type(READ, ".npy" if file == "-" else Path(file).suffix, "read")]
     writer = ENCODERS[_media_type(WRITE, output.suffix if output else ".json", "written")]
     body = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()

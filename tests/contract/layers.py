@@ -178,7 +178,7 @@ def attend(
 ) -> list[Found]:
     """Answer sequences of one length in one batch, as the service does."""
     options = Options.model_validate({"return": wanted})
-    job = Job(runner, "test", options, is_causal, scale, window, projections)
+    job = Job(runner, "test", options, options.wanted, is_causal, scale, window, projections)
     units = [Unit(job, sequence, f"/inputs/{i}") for i, sequence in enumerate(sequences)]
     found = []
     for unit, tensors in zip(units, runner.run(batch_of(units)), strict=True):

@@ -343,7 +343,7 @@ def test_heads_are_averaged_on_request_only(name, artifacts):
 
     def weights(*, average_heads):
         options = Options.model_validate({"return": ("weights",), "average_heads": average_heads})
-        unit = Unit(Job(runner, name, options, is_causal=False, scale=0.5), sequence, "/inputs")
+        unit = Unit(Job(runner, name, options, options.wanted, is_causal=False, scale=0.5), sequence, "/inputs")
         return answer(unit, runner.run(batch_of([unit]))[0])[0]["weights"]
 
     each, mean = weights(average_heads=False), weights(average_heads=True)

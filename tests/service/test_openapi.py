@@ -15,7 +15,8 @@ from wire import JSON, NPY, NPZ, PROBLEM, SAFETENSORS, Reply, attend, call, npy
 
 from models.types import TENSOR_NAMES
 from service.messages import Options
-from service.routes.attention import EXAMPLES, REFUSALS
+from service.routes.attention import EXAMPLES, AttentionRoute
+from service.routes.tensors import REFUSALS
 
 pytestmark = pytest.mark.server
 
@@ -114,6 +115,7 @@ def test_every_option_is_described_in_the_body_and_in_the_query(document: dict[s
     """Under the names of the contract."""
     named = {
         "model", "return", "is_causal", "scale", "average_heads", "top_k", "backend", "encoding",
+        "format",
     }  # fmt: skip
     parameters = document["paths"]["/v1/attention"]["post"]["parameters"]
     body = document["components"]["schemas"]["AttentionBody"]
@@ -175,7 +177,7 @@ def test_every_refusal_is_as_described(server: Server, document: dict[str, Any])
         assert str(reply.status) == status
         assert list(responses[status]["content"]) == [reply.headers["content-type"]] == [PROBLEM]
         conforms(document, responses[status]["content"][PROBLEM]["schema"], reply.json())
-    assert set(responses) == {"200", *REFUSALS}
+    assert set(responses) == {"200", *REFUSALS, *AttentionRoute.operation.refusals}
     assert {"401", "403", "408", "429", "500", "503"} <= set(responses)
 
 

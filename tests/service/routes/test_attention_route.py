@@ -12,8 +12,8 @@ from service.app import Service, create_app
 from service.codecs.base import Decoder
 from service.errors import Unparsable
 from service.messages import AttentionInput
-from service.routes import attention
-from service.routes.attention import DECODE_IN_THREAD_FROM
+from service.routes import tensors
+from service.routes.attention import AttentionRoute
 from service.settings import Settings
 
 
@@ -44,12 +44,13 @@ def post(app: Service, body: bytes, query: str = "", **headers: str) -> Reply:
 
 
 @pytest.mark.parametrize(
-    ("size", "same"), [(0, True), (DECODE_IN_THREAD_FROM - 1, True), (DECODE_IN_THREAD_FROM, False)]
+    ("size", "same"),
+    [(0, True), (AttentionRoute.decode_in_thread_from - 1, True), (AttentionRoute.decode_in_thread_from, False)],
 )
 def test_a_large_body_is_read_off_the_event_loop(app: Service, monkeypatch: pytest.MonkeyPatch, size: int, same: bool):
     """Finding what is wrong in megabytes of numbers takes seconds; a small body does not pay for a thread."""
     noting = Noting()
-    monkeypatch.setattr(attention, "decoder_for", lambda _: noting)
+    monkeypatch.setattr(tensors, "decoder_for", lambda *_: noting)
 
     reply = post(app, b" " * size, "a=b")
 
@@ -64,7 +65,7 @@ def test_a_reader_that_breaks_is_a_fault_of_the_service(app: Service, monkeypatc
     def broken(_: str) -> Decoder:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(attention, "decoder_for", broken)
+    monkeypatch.setattr(tensors, "decoder_for", broken)
 
     reply = post(app, b"{}")
 

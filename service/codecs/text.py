@@ -1,0 +1,59 @@
+"""Requests that bring text: `{"text": ..., ...}` in JSON."""
+
+from service.codecs.base import check_count, check_format, merged, nearest, option_names, query_options
+from service.codecs.strict_json import body_options, escaped, json_object, json_type
+from service.errors import InvalidOption, TooLarge, UnknownField, WrongType
+from service.messages import Form, TextInput, TextOptions
+
+OPTIONS = option_names(TextOptions)
+FIELDS = ("text", *OPTIONS)
+
+MOST_CHARACTERS = 1 << 17
+"""Characters of one request: tokenising more would take seconds, and no encoder takes so many tokens."""
+
+
+class TextDecoder:
+    """`application/json` with text in it."""
+
+    media_type = "application/json"
+
+    def decode(self, body: bytes, query: str) -> TextInput:
+        """The request in `body` with the options of the query string; raises what `Decoder.decode` does."""
+        fields = json_object(body, "text")
+        for name in fields:
+            if name not in FIELDS:
+                raise UnknownField.at(f"/{escaped(name)}", f"no such field; {nearest(name, FIELDS)}")
+        if "text" not in fields:
+            raise WrongType.at("/text", "the field is missing; it holds a text, or a list of texts")
+        chosen = query_options(query, TextOptions)
+        small = {name: value for name, value in fields.items() if name in OPTIONS}
+        if small:
+            chosen = merged(body_options(small, TextOptions), chosen)
+        check_format(chosen)
+        texts, form = _texts(fields["text"])
+        return TextInput(texts, form, chosen)
+
+
+def _texts(value: object) -> tuple[tuple[str, ...], Form]:
+    if not isinstance(value, list):
+        return (_text(value, "/text", 0),), "one"
+    if not value:
+        raise InvalidOption.at("/text", "the list is empty; at least one text is needed")
+    check_count(len(value), "/text")
+    texts: list[str] = []
+    characters = 0
+    for i, item in enumerate(value):
+        texts.append(_text(item, f"/text/{i}", characters))
+        characters += len(texts[-1])
+    return tuple(texts), "list"
+
+
+def _text(value: object, pointer: str, before: int) -> str:
+    """A text, with `before` characters in those before it."""
+    if not isinstance(value, str):
+        raise WrongType.at(pointer, f"expected a string, got {json_type(value)}")
+    if before + len(value) > MOST_CHARACTERS:
+        raise TooLarge.at(pointer, f"{before + len(value)} characters so far; a request may have {MOST_CHARACTERS}")
+    if surrogate := next((i for i, c in enumerate(value) if "\ud800" <= c <= "\udfff"), None):
+        raise InvalidOption.at(pointer, f"character {surrogate} is half of a surrogate pair, and no text")
+    return value
