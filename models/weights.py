@@ -1,6 +1,7 @@
 """The numbers of a layer: from a seed, from a spec, or from safetensors. Convention: y = x W + b."""
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -86,6 +87,12 @@ def needed(spec: AttentionSpec) -> list[str]:
     return [name for name in shapes(spec) if name not in optional]
 
 
+def size(spec: AttentionSpec) -> int:
+    """Bytes of the tensors a layer cannot do without, float32."""
+    want = shapes(spec)
+    return 4 * sum(math.prod(want[name]) for name in needed(spec))
+
+
 def seeded(spec: AttentionSpec, seed: int) -> AttentionWeights:
     """Weights from a seed, the same on every machine and numpy version: normal, matrices of variance 1/embed_dim.
 
@@ -108,18 +115,8 @@ def checked(spec: AttentionSpec, tensors: Mapping[str, Array], where: str) -> At
     Raises:
         InvalidModel: if a tensor is unknown, missing, of a wrong shape or dtype, or not finite; the message names it.
     """
-    want = shapes(spec)
-    if unknown := sorted(tensors.keys() - want.keys()):
-        raise InvalidModel(f"{where}: unknown tensor {unknown[0]!r}; known are {', '.join(want)}")
-    if missing := [name for name in needed(spec) if name not in tensors]:
-        raise InvalidModel(f"{where}: tensor {missing[0]!r} is missing")
-    if "output_bias" in tensors and "output" not in tensors:
-        raise InvalidModel(f"{where}: there is output_bias, but no output for it to be added to")
+    _check_form(spec, {name: (t.shape, str(t.dtype)) for name, t in tensors.items()}, where)
     for name, tensor in tensors.items():
-        if tensor.shape != want[name]:
-            raise InvalidModel(f"{where}: {name} has shape {tensor.shape}, but {spec.id} needs {want[name]}")
-        if tensor.dtype not in (np.float16, np.float32, np.float64):
-            raise InvalidModel(f"{where}: {name} has dtype {tensor.dtype}; float16, float32 or float64 are served")
         with np.errstate(over="ignore"):  # what overflows float32 becomes infinite, and is refused for that
             finite = np.isfinite(tensor.astype(np.float32)).all()
         if not finite:
@@ -128,17 +125,41 @@ def checked(spec: AttentionSpec, tensors: Mapping[str, Array], where: str) -> At
 
 
 def load(spec: AttentionSpec, path: Path) -> AttentionWeights:
-    """Read a weights.safetensors.
+    """Read a weights.safetensors. No tensor is read before the header says that all of them fit.
 
     Raises:
         InvalidModel: if the file is not safetensors, or does not fit `spec` (see `checked`).
     """
     try:
         with safe_open(path, framework="numpy") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+            parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+            form = {name: (tuple(part.get_shape()), _dtype(part.get_dtype())) for name, part in parts.items()}
+            _check_form(spec, form, path.name)
+            tensors = {name: file.get_tensor(name) for name in parts}
     except (SafetensorError, OSError, TypeError) as error:
         raise InvalidModel(f"{path.name}: not readable as safetensors: {error}") from error
     return checked(spec, tensors, path.name)
+
+
+def _dtype(name: str) -> str:
+    """NumPy's name of a dtype of safetensors, where it is one that is served."""
+    return {"F16": "float16", "F32": "float32", "F64": "float64"}.get(name, name)
+
+
+def _check_form(spec: AttentionSpec, form: Mapping[str, tuple[tuple[int, ...], str]], where: str) -> None:
+    """Raise `InvalidModel` unless these names, shapes and dtypes are those of a layer; see `checked`."""
+    want = shapes(spec)
+    if unknown := sorted(form.keys() - want.keys()):
+        raise InvalidModel(f"{where}: unknown tensor {unknown[0]!r}; known are {', '.join(want)}")
+    if missing := [name for name in needed(spec) if name not in form]:
+        raise InvalidModel(f"{where}: tensor {missing[0]!r} is missing")
+    if "output_bias" in form and "output" not in form:
+        raise InvalidModel(f"{where}: there is output_bias, but no output for it to be added to")
+    for name, (shape, dtype) in form.items():
+        if shape != want[name]:
+            raise InvalidModel(f"{where}: {name} has shape {shape}, but {spec.id} needs {want[name]}")
+        if dtype not in ("float16", "float32", "float64"):
+            raise InvalidModel(f"{where}: {name} has dtype {dtype}; float16, float32 or float64 are served")
 
 
 def save(weights: AttentionWeights, path: Path) -> None:

@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from models import repository
 from models import weights as weights_module
 from models.errors import InvalidModel
 from models.reference import self_attention
-from models.repository import MAX_SPEC_BYTES, builtin, scan
+from models.repository import MAX_SPEC_BYTES, builtin, names, read, scan
 
 LEAST = {"name": "m", "embed_dim": 2, "head_dim": 2}
 EYE = [[1.0, 0.0], [0.0, 1.0]]
@@ -84,7 +85,7 @@ BROKEN = {
     "missing tensor": ((LEAST, tensors(key=None)), ["weights.safetensors", "'key' is missing"]),
     "unknown tensor": ((LEAST, tensors(wo=np.zeros(1, np.float32))), ["unknown tensor 'wo'"]),
     "wrong shape": ((LEAST, tensors(value=np.zeros((2, 3), np.float32))), ["value has shape (2, 3)", "(2, 2)"]),
-    "wrong dtype": ((LEAST, tensors(value=np.zeros((2, 2), np.int64))), ["value has dtype int64"]),
+    "wrong dtype": ((LEAST, tensors(value=np.zeros((2, 2), np.int64))), ["value has dtype I64"]),
     "NaN": ((LEAST, tensors(value=np.full((2, 2), np.nan, np.float32))), ["value holds NaN"]),
     "inline: missing": (({**LEAST, "weights": {"query": EYE, "key": EYE}}, None), ["m@1", "'value' is missing"]),
     "inline: unknown": (({**LEAST, "weights": {**MATRICES, "wq": EYE}}, None), ["m@1", "unknown tensor 'wq'"]),
@@ -193,7 +194,7 @@ def test_a_layer_too_large_for_memory_is_reported(tmp_path, monkeypatch):
 
     monkeypatch.setattr(weights_module, "seeded", allocate)
 
-    good, broken = scan(tmp_path)
+    good, broken = scan(tmp_path, max_bytes=1 << 60)
 
     assert [entry.spec.id for entry in good] == ["m@1"]
     assert [(entry.origin, entry.reason) for entry in broken] == [("huge", "Unable to allocate 32.0 TiB")]
@@ -219,14 +220,149 @@ def test_an_empty_repository_is_not_an_error(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["missing", "file"])
-def test_what_is_not_a_folder_is_no_repository(tmp_path, kind):
-    """A typing mistake in a setting must not look like an empty repository."""
+@pytest.mark.parametrize("look", [scan, names, lambda folder: read(folder, "m")], ids=["scan", "names", "read"])
+def test_what_is_not_a_folder_is_no_repository(tmp_path, kind, look):
+    """A typing mistake in a setting, or a volume that is gone, must not look like an empty repository."""
     place = tmp_path / "repository"
     if kind == "file":
         place.write_text("")
 
     with pytest.raises(InvalidModel, match="repository is not a folder"):
-        scan(place)
+        look(place)
+
+
+# ---- one name
+
+
+def test_one_name_is_read_without_the_others(tmp_path, monkeypatch):
+    """All its versions, or one; the weights of the rest are not even opened."""
+    for version in ("1", "2"):
+        put(tmp_path, f"m/{version}", {**SEEDED, "version": version})
+    put(tmp_path, "n", {**SEEDED, "name": "n"})
+    drawn = []
+    monkeypatch.setattr(weights_module, "seeded", lambda spec, seed: drawn.append(spec.id))
+
+    for arguments, expected in ((("m",), ["m@1", "m@2"]), (("m", "2"), ["m@2"]), (("m", "3"), []), (("o",), [])):
+        good, broken = read(tmp_path, *arguments)
+
+        assert [entry.spec.id for entry in good] == expected
+        assert broken == []
+    assert drawn == ["m@1", "m@2", "m@2"]
+
+
+def test_a_folder_without_versions_is_read_by_the_version_that_its_spec_names(tmp_path):
+    put(tmp_path, "m", {**SEEDED, "version": "7"})
+
+    assert [entry.spec.id for entry in read(tmp_path, "m", "7")[0]] == ["m@7"]
+    assert read(tmp_path, "m", "8") == ([], [])
+
+
+def test_what_is_broken_is_reported_for_its_own_version_only(tmp_path):
+    put(tmp_path, "m/1", SEEDED)
+    put(tmp_path, "m/2", SEEDED)
+
+    assert read(tmp_path, "m", "1")[1] == []
+    assert [entry.origin for entry in read(tmp_path, "m", "2")[1]] == ["m/2"]
+    assert [entry.origin for entry in read(tmp_path, "m")[1]] == ["m/2"]
+
+
+@pytest.mark.parametrize(
+    "name", ["..", ".", "", "a/b", "/etc", "m\0", "m\n", "M", "../outside", "m/../../outside", ".m"]
+)
+def test_a_name_that_is_none_never_touches_the_file_system(tmp_path, name, monkeypatch):
+    """Names come from URLs."""
+    folder = tmp_path / "repository"
+    put(folder, "m/1", SEEDED)
+    put(tmp_path, "outside", {**SEEDED, "name": "outside"})
+
+    def touched(*_):
+        raise AssertionError("the file system was asked")
+
+    monkeypatch.setattr(repository, "_versions", touched)
+
+    assert read(folder, name) == ([], [])
+    if name:
+        assert read(folder, "m", name) == ([], [])
+
+
+def test_names_are_those_of_folders_whatever_is_in_them(tmp_path):
+    """For hints: nothing is read."""
+    put(tmp_path, "b")
+    put(tmp_path, "a/1", SEEDED)
+    put(tmp_path, ".git")
+    (tmp_path / "README.md").write_text("models")
+
+    assert names(tmp_path) == ["a", "b"]
+
+
+# ---- limits
+
+
+def test_weights_larger_than_the_limit_are_refused_unread(tmp_path, monkeypatch):
+    """As a file and from a seed; the limit itself is allowed."""
+    put(tmp_path, "drawn", {"name": "drawn", "embed_dim": 1024, "head_dim": 512, "seed": 1})
+    put(tmp_path, "filed", {"name": "filed", "embed_dim": 2, "head_dim": 2}, {"query": np.zeros((1024, 512))})
+    put(tmp_path, "m", LEAST, tensors())
+    monkeypatch.setattr(weights_module, "seeded", None)
+
+    good, broken = scan(tmp_path, max_bytes=2 << 20)
+
+    assert [entry.spec.id for entry in good] == ["m@1"]
+    assert [(entry.origin, entry.reason) for entry in broken] == [
+        ("drawn", "the weights would take 6 MiB; 2 MiB are allowed"),
+        ("filed", "weights.safetensors takes 5 MiB; 2 MiB are allowed"),
+    ]
+
+
+def test_the_limit_itself_is_allowed(tmp_path):
+    put(tmp_path, "m", LEAST, tensors())
+    size = (tmp_path / "m/weights.safetensors").stat().st_size
+
+    assert [entry.spec.id for entry in scan(tmp_path, size)[0]] == ["m@1"]
+    assert [entry.origin for entry in scan(tmp_path, size - 1)[1]] == ["m"]
+
+
+# ---- links
+
+
+@pytest.mark.parametrize("link", ["m", "m/1", "m/1/spec.json", "m/1/weights.safetensors"])
+def test_a_link_that_leads_out_of_the_repository_is_broken(tmp_path, link):
+    """Whoever may write into the repository must not be able to read the rest of the machine by it."""
+    folder = tmp_path / "repository"
+    put(folder, "m/1", LEAST, tensors())
+    place = folder / link
+    place.rename(tmp_path / "outside")
+    place.symlink_to(tmp_path / "outside")
+
+    good, broken = scan(folder)
+
+    assert good == []
+    assert [entry.origin for entry in broken] == ["m" if link == "m" else "m/1"]
+    assert "leads out of the repository" in broken[0].reason
+    assert read(folder, "m") == (good, broken)
+
+
+def test_links_within_the_repository_are_followed(tmp_path):
+    """Kubernetes mounts a ConfigMap's files as links to ..data; and the repository itself may be one."""
+    folder = tmp_path / "real"
+    put(folder, "..data", LEAST, tensors())
+    (folder / "m").mkdir()
+    for name in ("spec.json", "weights.safetensors"):
+        (folder / "m" / name).symlink_to(f"../..data/{name}")
+    (tmp_path / "repository").symlink_to(folder)
+
+    good, broken = scan(tmp_path / "repository")
+
+    assert [entry.spec.id for entry in good] == ["m@1"]
+    assert broken == []
+
+
+def test_a_pipe_where_a_file_belongs_is_reported(tmp_path):
+    """Reading it would never end."""
+    put(tmp_path, "m")
+    os.mkfifo(tmp_path / "m/spec.json")
+
+    assert [entry.reason for entry in scan(tmp_path)[1]] == ["spec.json is not a file"]
 
 
 def test_the_built_in_layers_load():

@@ -2,8 +2,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from models import weights as weights_module
 from models.errors import InvalidModel
 from models.spec import AttentionSpec
 from models.weights import checked, load, save, seeded, shapes
@@ -149,3 +151,39 @@ def test_a_file_that_is_not_there_is_refused_with_its_name(tmp_path):
     """An operating system's error is not ours to pass on bare."""
     with pytest.raises(InvalidModel, match=r"^gone\.safetensors: "):
         load(SPEC, tmp_path / "gone.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"query": np.zeros((12, 6), np.float32)}, "query has shape (12, 6), but m@1 needs (6, 12)"),
+        ({"key": np.zeros((6, 6), np.int32)}, "key has dtype I32; float16, float32 or float64 are served"),
+        ({"wq": np.zeros(1, np.float32)}, "unknown tensor 'wq'"),
+        ({"key": None}, "tensor 'key' is missing"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused_by_its_header(tmp_path, monkeypatch, change, says):
+    """Gigabytes of another model are not read to find that out."""
+    file = tmp_path / "weights.safetensors"
+    save_file(tensors(**change), file)
+    monkeypatch.setattr(weights_module, "safe_open", HeaderOnly)
+
+    with pytest.raises(InvalidModel) as caught:
+        load(SPEC, file)
+
+    assert says in caught.value.detail
+
+
+class HeaderOnly:
+    """A file of which no tensor can be read."""
+
+    def __init__(self, path, framework):
+        self._file = safe_open(path, framework)
+
+    def __enter__(self):
+        file = self._file.__enter__()
+        self.keys, self.get_slice = file.keys, file.get_slice
+        return self
+
+    def __exit__(self, *error):
+        self._file.__exit__(*error)
