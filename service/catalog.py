@@ -5,6 +5,7 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from service.backends.base import Backend, Runner
 from service.devices import Device, choose_device
 from service.errors import ConfigurationError, NotFound
 from service.metrics import Metrics
-from service.settings import Settings
+from service.settings import DEFAULT_REPOSITORY, MIB, Settings
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +76,30 @@ class Catalog:
         return versions[version] if version else next(reversed(versions.values()))
 
 
+def repository_folder(settings: Settings) -> Path | None:
+    """The model repository, or None where that is the default one and nobody has made it."""
+    folder = settings.model_repository
+    return None if folder == DEFAULT_REPOSITORY and not folder.exists() else folder
+
+
+def available(settings: Settings) -> tuple[list[ModelEntry], list[BrokenEntry]]:
+    """Every layer that would be served, built-in or from the repository, and what is broken there.
+
+    Raises:
+        ConfigurationError: if the repository is no folder.
+    """
+    entries = repository.builtin()
+    folder = repository_folder(settings)
+    if folder is None:
+        return entries, []
+    try:
+        own, broken = repository.scan(folder, settings.max_model_mib * MIB)
+    except InvalidModel as error:
+        raise ConfigurationError(f"ATTENTION_MODEL_REPOSITORY: {error}") from error
+    mine = {entry.spec.id for entry in own}
+    return [entry for entry in entries if entry.spec.id not in mine] + own, broken
+
+
 def load_catalog(settings: Settings, metrics: Metrics) -> Catalog:
     """Open every backend, load every layer, compare. Takes seconds: the first start of a layer exports its graph.
 
@@ -89,14 +114,7 @@ def load_catalog(settings: Settings, metrics: Metrics) -> Catalog:
         info = backend.info
         metrics.backend_info.labels(info.name, info.device, info.provider, info.dtype).set(1)
     catalog = Catalog(device, backends)
-    entries = repository.builtin()
-    if settings.model_repository is not None:
-        try:
-            own, catalog.broken = repository.scan(settings.model_repository)
-        except InvalidModel as error:
-            raise ConfigurationError(f"ATTENTION_MODEL_REPOSITORY: {error}") from error
-        mine = {entry.spec.id for entry in own}
-        entries = [entry for entry in entries if entry.spec.id not in mine] + own
+    entries, catalog.broken = available(settings)
     for entry in sorted(entries, key=lambda e: (e.spec.name, _natural(e.spec.version))):
         _load(catalog, entry, metrics)
     _load_projections(catalog, metrics)

@@ -14,6 +14,7 @@ from service.errors import ConfigurationError
 PREFIX = "ATTENTION_"
 MIB = 1 << 20
 DEFAULT_ARTIFACTS = Path(models.__file__).parent / "artifacts"
+DEFAULT_REPOSITORY = Path(models.__file__).parent / "installed"
 
 
 class Settings(BaseSettings):
@@ -35,9 +36,11 @@ class Settings(BaseSettings):
     default_model: str = Field(
         default="single-head-64", description="Model of requests that name none, `name` or `name@version`."
     )
-    model_repository: Path | None = Field(
-        default=None, description="Folder of the models served beside the built-in ones."
+    model_repository: Path = Field(
+        default=DEFAULT_REPOSITORY,
+        description="Folder of the models served beside the built-in ones. The default one need not exist.",
     )
+    max_model_mib: int = Field(default=4_096, gt=0, description="Largest weights of a model in that folder, MiB.")
     artifacts: Path = Field(
         default=DEFAULT_ARTIFACTS, description="Folder of exported ONNX graphs; may be deleted at any time."
     )
@@ -85,6 +88,11 @@ class Settings(BaseSettings):
     api_keys: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(), description="Comma-separated API keys; empty: no key is asked for.", repr=False
     )
+    admin_keys: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="Comma-separated keys of those who may load and unload models; API keys too. Empty: nobody may.",
+        repr=False,
+    )
     rate_limit: str = Field(
         default="", description="Most requests of one caller, such as `100/second`; empty: no limit."
     )
@@ -95,7 +103,7 @@ class Settings(BaseSettings):
         default="info", description="Least severe log line."
     )
 
-    @field_validator("api_keys", "cors_origins", mode="before")
+    @field_validator("api_keys", "admin_keys", "cors_origins", mode="before")
     @classmethod
     def _comma_separated(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value

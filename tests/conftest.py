@@ -30,10 +30,17 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("artifacts")
 
 
+def empty_repository(artifacts: Path) -> Path:
+    """A model repository without models, beside this run's graphs: no test sees the models of whoever runs it."""
+    folder = artifacts.parent / "empty-repository"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 @pytest.fixture
 def settings(artifacts: Path) -> Settings:
-    """Default settings on the CPU."""
-    return Settings(artifacts=artifacts, device="cpu")
+    """Default settings on the CPU, and no models but the built-in ones."""
+    return Settings(artifacts=artifacts, device="cpu", model_repository=empty_repository(artifacts))
 
 
 @dataclass
@@ -66,7 +73,13 @@ class Server:
 def start_server(artifacts: Path, **environment: str) -> Server:
     """Start `attention serve` on a free loopback port and wait until it is ready."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_") and name != "PORT"}
-    clean |= {"ATTENTION_ARTIFACTS": str(artifacts), "ATTENTION_DEVICE": "cpu", "PYTHONUNBUFFERED": "1", **environment}
+    clean |= {
+        "ATTENTION_ARTIFACTS": str(artifacts),
+        "ATTENTION_MODEL_REPOSITORY": str(empty_repository(artifacts)),
+        "ATTENTION_DEVICE": "cpu",
+        "PYTHONUNBUFFERED": "1",
+        **environment,
+    }
     process = subprocess.Popen(
         [sys.executable, "-m", "service", "serve", "--port", "0"],
         cwd=ROOT,

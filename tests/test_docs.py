@@ -20,8 +20,8 @@ def setting_rows() -> list[str]:
     rows = []
     for name, field in Settings.model_fields.items():
         default = field.get_default()
-        if name == "artifacts":
-            shown = "`models/artifacts` beside the code"
+        if name in ("artifacts", "model_repository"):
+            shown = f"`models/{default.name}` beside the code"
         elif default in (None, "", ()):
             shown = "unset"
         else:

@@ -16,6 +16,7 @@ from models import repository
 from models.errors import AttentionError
 from service.backends import BACKENDS, open_backend
 from service.backends.base import Batch
+from service.catalog import available
 from service.devices import Device, choose_device, cuda_obstacles, onnxruntime_distributions
 from service.settings import Settings, load_settings
 
@@ -68,8 +69,7 @@ def doctor() -> None:
         raise typer.Exit(1) from error
     _check_device(found, settings)
     _check_artifacts(found, settings.artifacts)
-    if settings.model_repository is not None:
-        found.attempt("model repository", lambda: _repository(settings.model_repository or Path()))
+    found.attempt("model repository", lambda: _repository(settings))
     if found.faults:
         found.console.print(f"\n{found.faults} of these keep the service from working as it is set.")
         raise typer.Exit(1)
@@ -113,11 +113,12 @@ def _check_artifacts(found: Doctor, folder: Path) -> None:
         found.say("note", f"{text}: graphs that are not in it already are exported anew at every start")
 
 
-def _repository(folder: Path) -> str:
-    entries, broken = repository.scan(folder)
+def _repository(settings: Settings) -> str:
+    entries, broken = available(settings)
     if broken:
         raise AttentionError("; ".join(f"{entry.origin}: {entry.reason}" for entry in broken))
-    return f"{len(entries)} models in {folder}"
+    own = sum(entry.origin != repository.BUILT_IN for entry in entries)
+    return f"{own} models in {settings.model_repository}, {len(entries) - own} built in"
 
 
 def _version(package: str) -> str:

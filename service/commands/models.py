@@ -2,20 +2,14 @@
 
 from rich.console import Console
 
-from models import repository
-from models.repository import BrokenEntry
+from service.catalog import available
 from service.settings import load_settings
 
 
 def models() -> None:
     """List the models that would be served, and folders of the repository that would not."""
     settings = load_settings()
-    entries = repository.builtin()
-    broken: list[BrokenEntry] = []
-    if settings.model_repository is not None:
-        own, broken = repository.scan(settings.model_repository)
-        mine = {entry.spec.id for entry in own}
-        entries = [entry for entry in entries if entry.spec.id not in mine] + own
+    entries, broken = available(settings)
     console = Console(highlight=False)
     for entry in entries:
         spec = entry.spec

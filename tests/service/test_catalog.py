@@ -69,17 +69,26 @@ def folder(tmp_path):
 
     def add(place, **fields):
         name, _, version = place.partition("/")
-        (tmp_path / place).mkdir(parents=True)
+        (add.path / place).mkdir(parents=True, exist_ok=True)
         spec = {"name": name, "version": version or "1", **SPEC, **fields}
-        (tmp_path / place / "spec.json").write_text(json.dumps(spec))
+        (add.path / place / "spec.json").write_text(json.dumps(spec))
 
-    add.path = tmp_path
+    add.path = tmp_path / "repository"
+    add.path.mkdir()
     return add
+
+
+@pytest.fixture(autouse=True)
+def default_repository(tmp_path, monkeypatch):
+    """The default one, in a place where nobody's own models are; it does not exist unless a test makes it."""
+    place = tmp_path / "installed"
+    monkeypatch.setattr(catalog_module, "DEFAULT_REPOSITORY", place)
+    return place
 
 
 def load(folder=None, **fields):
     metrics = Metrics()
-    path = None if folder is None else folder.path
+    path = catalog_module.DEFAULT_REPOSITORY if folder is None else folder.path
     fields = {"device": "cpu", "default_model": "lesson", "model_repository": path, **fields}
     return load_catalog(Settings(**fields), metrics), metrics
 
@@ -265,6 +274,26 @@ def test_a_repository_that_is_no_folder_stops_the_start(backends, folder):
 
     with pytest.raises(ConfigurationError, match=r"^ATTENTION_MODEL_REPOSITORY: .*nowhere is not a folder$"):
         load(folder)
+
+
+def test_the_default_repository_need_not_exist(backends, folder, default_repository):
+    """Most people have no models of their own; who has puts them there and sets nothing."""
+    assert list(load()[0].models) == ["lesson"]
+    folder.path = default_repository
+    folder("mine")
+
+    assert list(load()[0].models) == ["lesson", "mine"]
+
+
+def test_weights_over_the_limit_are_broken(backends, folder):
+    folder("mine", embed_dim=4096, head_dim=64)
+
+    assert "mine" in load(folder, max_model_mib=3)[0].models
+    catalog, _ = load(folder, max_model_mib=2)
+
+    assert [(broken.origin, broken.reason) for broken in catalog.broken] == [
+        ("mine", "the weights would take 3 MiB; 2 MiB are allowed")
+    ]
 
 
 def test_an_empty_repository_is_none(backends, folder):

@@ -39,6 +39,7 @@ EXAMPLES = {
     "drain_grace_s": ("0", 0.0),
     "body_timeout_s": ("2.5", 2.5),
     "api_keys": ("one, two,,three ", ("one", "two", "three")),
+    "admin_keys": ("root", ("root",)),
     "cors_origins": ("https://a.example,https://b.example", ("https://a.example", "https://b.example")),
     "rate_limit": ("100/second", "100/second"),
     "log_level": ("debug", "debug"),
@@ -69,7 +70,7 @@ def test_an_empty_variable_is_as_good_as_none(name, monkeypatch):
         ("ATTENTION_PROT", "did you mean ATTENTION_PORT?"),
         ("ATTENTION_MAX_TOKEN", "did you mean ATTENTION_MAX_TOKENS?"),
         ("attention_max_token", "did you mean ATTENTION_MAX_TOKENS?"),
-        ("ATTENTION_ZZZZZZZZZZZZZZZZZZZZ", "known are ATTENTION_ALLOW_TF32, "),
+        ("ATTENTION_ZZZZZZZZZZZZZZZZZZZZ", "known are ATTENTION_ADMIN_KEYS, "),
     ],
 )
 def test_an_unknown_variable_is_refused_with_the_nearest_known_one(variable, hint, monkeypatch):
@@ -97,6 +98,7 @@ BAD = {
     "max_tokens": ["0", "-5", "many"],
     "max_batch_tokens": ["-1"],
     "max_inflight_mib": ["0"],
+    "max_model_mib": ["0"],
     "request_timeout_ms": ["0", "1.5"],
     "body_timeout_s": ["0", "inf s"],
     "deterministic": ["perhaps"],
@@ -146,7 +148,7 @@ def test_settings_do_not_change_after_the_start():
 
 def test_keys_are_not_shown_where_settings_are():
     """They end up in logs."""
-    assert "secret" not in repr(Settings(api_keys=("secret",)))
+    assert "secret" not in repr(Settings(api_keys=("secret",), admin_keys=("secret",)))
 
 
 @pytest.mark.parametrize("given", [("a", "b"), ["a", "b"], "a,b"])

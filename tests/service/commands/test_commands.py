@@ -9,6 +9,7 @@ from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
+from conftest import empty_repository
 from safetensors.numpy import load_file, save_file
 
 ROOT = Path(__file__).parent.parent.parent.parent
@@ -20,7 +21,12 @@ def attention(artifacts: Path):
 
     def run(*arguments: str, stdin: bytes = b"", **environment: str) -> "subprocess.CompletedProcess[str]":
         clean = {k: v for k, v in os.environ.items() if not k.startswith("ATTENTION_") and k != "PORT"}
-        clean |= {"ATTENTION_ARTIFACTS": str(artifacts), "COLUMNS": "120", **environment}
+        clean |= {
+            "ATTENTION_ARTIFACTS": str(artifacts),
+            "ATTENTION_MODEL_REPOSITORY": str(empty_repository(artifacts)),
+            "COLUMNS": "120",
+            **environment,
+        }
         command = [sys.executable, "-m", "service", *arguments]
         done = subprocess.run(command, input=stdin, capture_output=True, cwd=ROOT, env=clean, timeout=100)
         return subprocess.CompletedProcess(
@@ -76,6 +82,7 @@ def test_doctor_tries_every_backend_for_real(attention):
     assert done.returncode == 0, done.stdout
     for backend in ("reference", "eager", "onnx"):
         assert f"backend {backend}: works on" in done.stdout
+    assert "model repository: 0 models in " in done.stdout
 
 
 def test_doctor_says_what_to_do_about_a_device_that_is_not_there(attention):
