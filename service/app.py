@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from models.errors import AttentionError, FieldError, InvalidInput
+from service.access import KEY_NEEDED, KEY_SCHEMES
 from service.errors import MethodNotAllowed, NotFound
 from service.metrics import package_version
 from service.observe import Application, Exchange, Observe, Receive, Scope, Send, with_problems
@@ -161,12 +162,6 @@ async def _leave_to_observe(request: Request, error: Exception) -> Any:
     raise error
 
 
-KEY_SCHEMES = {
-    "bearer": {"type": "http", "scheme": "bearer"},
-    "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
-}
-
-
 def _describe(api: FastAPI, raw: Sequence[RawRoute], *, with_keys: bool) -> None:
     """Let the OpenAPI document tell of raw routes too, and of API keys where they are asked for."""
     made = api.openapi
@@ -180,12 +175,12 @@ def _describe(api: FastAPI, raw: Sequence[RawRoute], *, with_keys: bool) -> None
             document["components"]["schemas"] |= definitions["$defs"]
             # First what people come for.
             document["paths"] = {route.path: route.describe() for route in raw} | document["paths"]
+            document["components"]["securitySchemes"] = KEY_SCHEMES
             if with_keys:
-                document["components"]["securitySchemes"] = KEY_SCHEMES
                 for path, item in document["paths"].items():
                     if path.startswith(GUARDED):
                         for operation in item.values():
-                            operation["security"] = [{name: []} for name in KEY_SCHEMES]
+                            operation["security"] = KEY_NEEDED
             api.openapi_schema = document
         return api.openapi_schema
 

@@ -13,8 +13,10 @@ AttentionError
 ├── MethodNotAllowed        the path exists, but not for that method
 ├── TooLarge                more than a limit allows, in bytes, tokens or sequences
 ├── NotFound                no such model, version or page
+├── Conflict                what is asked for would break something else
+├── UnservableModel         a model that was to be loaded cannot be
 ├── Unauthorized            a key is needed and none came
-├── Forbidden               a key came and is not known
+├── Forbidden               a key came that is not known, or does not allow this
 ├── Later                   worth trying again, and when
 │   ├── RateLimited         over the caller's own rate
 │   └── Unavailable         not now
@@ -98,6 +100,18 @@ class NotFound(AttentionError):
     code = "not-found"
 
 
+class Conflict(AttentionError):
+    """What is asked for would break something else."""
+
+    code = "conflict"
+
+
+class UnservableModel(AttentionError):
+    """The model cannot be served as its folder is now; what was served before still is."""
+
+    code = "unservable-model"
+
+
 class Unauthorized(AttentionError):
     """An API key is needed."""
 
@@ -105,7 +119,7 @@ class Unauthorized(AttentionError):
 
 
 class Forbidden(AttentionError):
-    """The API key is not known."""
+    """The API key is not known, or does not allow this."""
 
     code = "forbidden"
 

@@ -162,3 +162,54 @@ def test_a_request_without_a_key_uses_up_nobodys_rate():
             gate.check(x_api_key="x")
 
     gate.check(x_api_key="one")
+
+
+# ---- admins
+
+
+class AdminGate(Gate):
+    """What stands before an operation for admins only: first what everybody passes, then that."""
+
+    def check(self, **headers):
+        super().check(**headers)
+        raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+        self.access.check_admin(Exchange({"headers": raw}))
+
+
+@pytest.mark.parametrize(
+    ("keys", "headers"),
+    [("", {}), ("", {"x_api_key": "one"}), ("one", {"x_api_key": "one"}), ("one", {"authorization": "Bearer one"})],
+    ids=str,
+)
+def test_without_admin_keys_nobody_is_an_admin(keys, headers):
+    """Whoever runs the service has not said that anybody may; whoever wants to is told how."""
+    with pytest.raises(Forbidden, match="set ATTENTION_ADMIN_KEYS"):
+        AdminGate(api_keys=keys).check(**headers)
+
+
+@pytest.mark.parametrize("keys", ["", "one"])
+def test_an_admin_has_one_of_the_admin_keys(keys):
+    """With or without keys for the others, in either header."""
+    gate = AdminGate(api_keys=keys, admin_keys="root, toor")
+
+    for headers in ({"x_api_key": "root"}, {"authorization": "Bearer toor"}):
+        gate.check(**headers)
+    with pytest.raises(Unauthorized):
+        gate.check()
+    with pytest.raises(Forbidden):
+        gate.check(x_api_key="one")
+    with pytest.raises(Forbidden):
+        gate.check(x_api_key="roo")
+
+
+def test_an_admin_key_is_an_api_key_too():
+    """An admin who may load a model may also ask it."""
+    Gate(api_keys="one", admin_keys="root").check(x_api_key="root")
+
+
+def test_admin_keys_alone_ask_nobody_else_for_a_key():
+    Gate(admin_keys="root").check()
+
+
+def test_admin_keys_are_not_kept_in_the_clear():
+    assert "secret" not in str(vars(Gate(admin_keys="secret").access))

@@ -93,11 +93,12 @@ CONTRACT = {
     405: {"MethodNotAllowed"},
     406: {"NotAcceptable"},
     408: {"ClientTimeout"},
+    409: {"Conflict"},
     413: {"TooLarge"},
     415: {"UnsupportedMediaType"},
     422: {
         "InvalidInput", "WrongType", "ShapeMismatch", "NonFinite", "NumericOverflow", "UnknownField", "InvalidOption",
-        "ConflictingFields",
+        "ConflictingFields", "UnservableModel",
     },
     429: {"RateLimited"},
     499: {"ClientGone"},
