@@ -90,12 +90,12 @@ def read(
 
 
 def names(folder: Path) -> list[str]:
-    """What the folders of a repository are called, whatever is in them.
+    """What the folders of a repository are called, as far as a model may be called that, whatever is in them.
 
     Raises:
         InvalidModel: if `folder` itself is not a folder that can be read.
     """
-    return [place.name for place in _subfolders(_folder(folder))]
+    return [place.name for place in _subfolders(_folder(folder)) if NAME.fullmatch(place.name)]
 
 
 def _folder(folder: Path) -> Path:

@@ -3,7 +3,7 @@
 import difflib
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,11 +32,13 @@ class LoadedModel:
         entry: its spec and numbers.
         runners: by backend name.
         parity: largest relative difference by pair of backends, as measured at load.
+        digest: SHA-256 of the numbers.
     """
 
     entry: ModelEntry
     runners: Mapping[str, Runner]
     parity: Mapping[str, float]
+    digest: str
 
 
 @dataclass(slots=True)
@@ -68,12 +70,24 @@ class Catalog:
         base, _, version = name.partition("@")
         versions = self.models.get(base)
         if versions is None:
-            near = difflib.get_close_matches(base, self.models, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(self.models))}"
-            raise NotFound.at("/model", f"there is no model {base!r}; {hint}")
+            raise NotFound.at("/model", f"there is no model {base!r}; {nearest(base, self.models)}")
         if version and version not in versions:
             raise NotFound.at("/model", f"{base!r} has no version {version!r}; it has {', '.join(versions)}")
         return versions[version] if version else next(reversed(versions.values()))
+
+    def replace(self, name: str, versions: Mapping[str, LoadedModel]) -> None:
+        """Serve these versions of `name` and no others; the change is one assignment, so that none is seen half."""
+        found = {other: served for other, served in self.models.items() if other != name}
+        if versions:
+            found[name] = {version: versions[version] for version in sorted(versions, key=_natural)}
+        self.models = dict(sorted(found.items()))
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """What to say of a name that is not known."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
 
 
 def repository_folder(settings: Settings) -> Path | None:
@@ -88,16 +102,20 @@ def available(settings: Settings) -> tuple[list[ModelEntry], list[BrokenEntry]]:
     Raises:
         ConfigurationError: if the repository is no folder.
     """
-    entries = repository.builtin()
     folder = repository_folder(settings)
     if folder is None:
-        return entries, []
+        return with_builtin([]), []
     try:
         own, broken = repository.scan(folder, settings.max_model_mib * MIB)
     except InvalidModel as error:
         raise ConfigurationError(f"ATTENTION_MODEL_REPOSITORY: {error}") from error
+    return with_builtin(own), broken
+
+
+def with_builtin(own: Sequence[ModelEntry]) -> list[ModelEntry]:
+    """The layers of a repository, and those built-in ones that none of them replaces."""
     mine = {entry.spec.id for entry in own}
-    return [entry for entry in entries if entry.spec.id not in mine] + own, broken
+    return [entry for entry in repository.builtin() if entry.spec.id not in mine] + [*own]
 
 
 def load_catalog(settings: Settings, metrics: Metrics) -> Catalog:
@@ -134,14 +152,26 @@ def _natural(version: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", version) if part]
 
 
-def _load(catalog: Catalog, entry: ModelEntry, metrics: Metrics) -> None:
+def open_model(backends: Mapping[str, Backend], entry: ModelEntry) -> LoadedModel:
+    """Load a layer on every backend, and compare them.
+
+    Raises:
+        InvalidModel, ArtifactError: if a backend cannot serve it.
+        ParityError: if backends disagree.
+    """
     spec = entry.spec
     layer = parity.Layer(spec.embed_dim, spec.num_heads, spec.effective_scale, entry.weights.tensor_names)
+    runners = {name: backend.layer(entry) for name, backend in backends.items()}
+    differences = parity.check(layer, runners)
+    for runner in runners.values():
+        runner.warm()
+    return LoadedModel(entry, runners, differences, entry.weights.digest())
+
+
+def _load(catalog: Catalog, entry: ModelEntry, metrics: Metrics) -> None:
+    spec = entry.spec
     try:
-        runners = {name: backend.layer(entry) for name, backend in catalog.backends.items()}
-        differences = parity.check(layer, runners)
-        for runner in runners.values():
-            runner.warm()
+        model = open_model(catalog.backends, entry)
     except (InvalidModel, ArtifactError) as error:
         catalog.broken.append(BrokenEntry(entry.origin, str(error)))
         return
@@ -149,9 +179,8 @@ def _load(catalog: Catalog, entry: ModelEntry, metrics: Metrics) -> None:
         log.error("%s: %s", spec.id, error)
         catalog.failures.append(f"{spec.id}: {error}")
         return
-    for pair, difference in differences.items():
-        metrics.parity.labels(spec.name, spec.version, pair).set(difference)
-    catalog.models.setdefault(spec.name, {})[spec.version] = LoadedModel(entry, runners, differences)
+    metrics.set_parity(spec.name, spec.version, model.parity)
+    catalog.models.setdefault(spec.name, {})[spec.version] = model
 
 
 def _load_projections(catalog: Catalog, metrics: Metrics) -> None:
@@ -161,8 +190,7 @@ def _load_projections(catalog: Catalog, metrics: Metrics) -> None:
     layer = parity.Layer(7, 1, 5**-0.5, projections=Projections(query, key, value))
     catalog.projections = {name: backend.projections() for name, backend in catalog.backends.items()}
     try:
-        for pair, difference in parity.check(layer, catalog.projections).items():
-            metrics.parity.labels("projections", "", pair).set(difference)
+        metrics.set_parity("projections", "", parity.check(layer, catalog.projections))
     except Exception as error:  # noqa: BLE001 - as above
         log.error("projections: %s", error)
         catalog.failures.append(f"projections: {error}")

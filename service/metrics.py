@@ -1,7 +1,7 @@
 """Every metric of the service: names, labels and buckets in one class, one registry per application."""
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
@@ -148,6 +148,11 @@ class Metrics:
             self.stage.labels(stage)
         for reason in REJECTIONS:
             self.rejected.labels(reason)
+
+    def set_parity(self, model: str, version: str, differences: Mapping[str, float]) -> None:
+        """Publish how far apart a layer's backends are, by pair."""
+        for pair, difference in differences.items():
+            self.parity.labels(model, version, pair).set(difference)
 
     def watch(self, gauge: Gauge, read: Callable[[], float]) -> None:
         """Read `gauge` when it is scraped, not whenever its value changes."""

@@ -11,6 +11,7 @@ from service.catalog import load_catalog
 from service.engine import LocalEngine
 from service.errors import ConfigurationError, NotReady
 from service.gpu import watch_gpus
+from service.loader import Loader
 from service.metrics import Metrics
 from service.settings import Settings
 
@@ -29,6 +30,7 @@ class Runtime:
         self.metrics = Metrics()
         self.intake = Intake(settings, self.metrics)
         self.access = Access(settings, self.metrics)
+        self.loader = Loader(settings, self.metrics)
         self._on_fatal = on_fatal
         self._engine: LocalEngine | None = None
         self._loading: asyncio.Task[None] | None = None

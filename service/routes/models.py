@@ -1,10 +1,13 @@
 """Which models are served, where they came from, and how well their backends agree."""
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
 from models.spec import Example, Position, Provenance, QueryKeyNorm
+from service.access import KEY_NEEDED
 from service.catalog import Catalog, LoadedModel
+from service.errors import Draining
+from service.loader import Change
 from service.runtime import Runtime
 
 
@@ -32,8 +35,8 @@ class ModelDescription(BaseModel):
     example: Example | None = Field(description="An input worth trying first.")
     source: str
     license: str
+    provenance: Provenance | None = Field(description="The checkpoint it was imported from, if it was.")
     origin: str = Field(description="`built-in`, or the folder in the model repository.")
-    provenance: Provenance | None = Field(description="What an imported layer was imported from.")
     digest: str = Field(description="SHA-256 of the weights.")
     parity: dict[str, float] = Field(
         description="Largest difference between two backends at load, relative to the largest value."
@@ -56,9 +59,23 @@ class ModelList(BaseModel):
     broken: list[BrokenModel]
 
 
+class ModelChange(BaseModel):
+    """What is served otherwise than before."""
+
+    loaded: list[ModelDescription] = Field(description="Models that are new or were loaded again.")
+    unloaded: list[str] = Field(description="`name@version` of models that are not served any more.")
+
+
 def router(runtime: Runtime) -> APIRouter:
-    """`/v1/models` and `/v1/models/{name}`."""
+    """`/v1/models`, `/v1/models/{name}`, and `load` and `unload` below the latter."""
     routes = APIRouter(prefix="/v1/models", tags=["models"])
+
+    def changeable(request: Request) -> Catalog:
+        """The catalog, for a caller who may change it."""
+        runtime.access.check_admin(request.scope["exchange"])
+        if runtime.draining:
+            raise Draining("the service is shutting down")
+        return runtime.engine.catalog
 
     @routes.get("", summary="Every served model")
     async def list_models() -> ModelList:
@@ -74,7 +91,30 @@ def router(runtime: Runtime) -> APIRouter:
         catalog = runtime.engine.catalog
         return _describe(catalog, catalog.find(name))
 
+    @routes.post("/{name}/load", summary="Load a model, or load it again", openapi_extra={"security": KEY_NEEDED})
+    async def load_model(name: str, request: Request) -> ModelChange:
+        """Serve `name` (all versions) or `name@version` as its folder in the model repository is now, or as built in.
+
+        What was served before is served until the new one is loaded and checked, and if it is broken. Versions whose
+        folder is gone are unloaded. Needs an admin key.
+        """
+        catalog = changeable(request)
+        return _changed(catalog, await runtime.loader.load(catalog, name))
+
+    @routes.post("/{name}/unload", summary="Unload a model", openapi_extra={"security": KEY_NEEDED})
+    async def unload_model(name: str, request: Request) -> ModelChange:
+        """Stop to serve `name` (all versions) or `name@version`, until it is loaded again or the service restarts.
+
+        Requests that were accepted before are answered. Needs an admin key.
+        """
+        catalog = changeable(request)
+        return _changed(catalog, await runtime.loader.unload(catalog, name))
+
     return routes
+
+
+def _changed(catalog: Catalog, change: Change) -> ModelChange:
+    return ModelChange(loaded=[_describe(catalog, model) for model in change.loaded], unloaded=change.unloaded)
 
 
 def _describe(catalog: Catalog, model: LoadedModel) -> ModelDescription:
@@ -101,9 +141,9 @@ def _describe(catalog: Catalog, model: LoadedModel) -> ModelDescription:
         example=spec.example,
         source=spec.source,
         license=spec.license,
-        origin=model.entry.origin,
         provenance=spec.provenance,
-        digest=model.entry.weights.digest(),
+        origin=model.entry.origin,
+        digest=model.digest,
         parity=dict(model.parity),
         backends=list(model.runners),
     )

@@ -290,6 +290,7 @@ def test_names_are_those_of_folders_whatever_is_in_them(tmp_path):
     put(tmp_path, "b")
     put(tmp_path, "a/1", SEEDED)
     put(tmp_path, ".git")
+    put(tmp_path, "My Models")
     (tmp_path / "README.md").write_text("models")
 
     assert names(tmp_path) == ["a", "b"]

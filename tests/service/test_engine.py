@@ -68,7 +68,7 @@ def fake_catalog(**specs):
     found = Catalog(Device("cpu"), dict.fromkeys(BACKENDS, FakeBackend()), projections=runners)
     for name, fields in specs.items():
         entry = ModelEntry(AttentionSpec(name=name, **fields), None, "made up")
-        found.models[name] = {entry.spec.version: LoadedModel(entry, runners, {})}
+        found.models[name] = {entry.spec.version: LoadedModel(entry, runners, {}, "")}
     return found
 
 
