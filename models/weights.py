@@ -2,12 +2,14 @@
 
 import hashlib
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from safetensors.numpy import save_file
 
 from models.errors import InvalidModel
@@ -127,23 +129,76 @@ def checked(spec: AttentionSpec, tensors: Mapping[str, Array], where: str) -> At
 def load(spec: AttentionSpec, path: Path) -> AttentionWeights:
     """Read a weights.safetensors. No tensor is read before the header says that all of them fit.
 
+    The file is read, not mapped as the format's own library does: whoever cuts a mapped file short ends the process.
+
     Raises:
         InvalidModel: if the file is not safetensors, or does not fit `spec` (see `checked`).
     """
     try:
-        with safe_open(path, framework="numpy") as file:
-            parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-            form = {name: (tuple(part.get_shape()), _dtype(part.get_dtype())) for name, part in parts.items()}
+        with path.open("rb") as file:
+            parts = _header(file)
+            start = file.tell()
+            form = {name: (part.shape, DTYPES.get(part.dtype, part.dtype)) for name, part in parts.items()}
             _check_form(spec, form, path.name)
-            tensors = {name: file.get_tensor(name) for name in parts}
-    except (SafetensorError, OSError, TypeError) as error:
+            tensors = {name: _tensor(file, start, part) for name, part in parts.items()}
+    except (OSError, ValueError) as error:
         raise InvalidModel(f"{path.name}: not readable as safetensors: {error}") from error
     return checked(spec, tensors, path.name)
 
 
-def _dtype(name: str) -> str:
-    """NumPy's name of a dtype of safetensors, where it is one that is served."""
-    return {"F16": "float16", "F32": "float32", "F64": "float64"}.get(name, name)
+DTYPES = {"F16": "float16", "F32": "float32", "F64": "float64"}
+"""NumPy's names of those dtypes of safetensors that are served."""
+
+MAX_HEADER_BYTES = 1 << 20
+
+
+class _Part(BaseModel):
+    """A tensor, as a safetensors header tells of it; offsets count from the header's end."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+_HEADER = TypeAdapter(dict[str, _Part | dict[str, str]])
+"""Tensors by name, and `__metadata__`, which is texts."""
+
+
+def _header(file: BinaryIO) -> dict[str, _Part]:
+    """The tensors of a safetensors file, which is left at the end of its header.
+
+    Raises:
+        ValueError: if there is no such header.
+    """
+    size = int.from_bytes(file.read(8), "little")
+    if not 0 < size <= MAX_HEADER_BYTES:
+        raise ValueError(f"a header of {size} bytes; 1 to {MAX_HEADER_BYTES} are allowed")
+    try:
+        found = _HEADER.validate_json(file.read(size))
+    except ValidationError as error:
+        fault = error.errors()[0]
+        raise ValueError(f"header: {'.'.join(map(str, fault['loc']))}: {fault['msg']}") from error
+    return {name: part for name, part in found.items() if isinstance(part, _Part)}
+
+
+def _tensor(file: BinaryIO, start: int, part: _Part) -> Array:
+    """The numbers of a tensor whose shape and dtype have been checked.
+
+    Raises:
+        ValueError: if they are not where the header says.
+    """
+    dtype = np.dtype(DTYPES[part.dtype]).newbyteorder("<")
+    begin, end = part.data_offsets
+    count = math.prod(part.shape)
+    if begin < 0 or end - begin != count * dtype.itemsize:
+        raise ValueError(f"{count * dtype.itemsize} bytes of numbers do not lie between {begin} and {end}")
+    if start + end > os.fstat(file.fileno()).st_size:  # before memory is taken for what is not there
+        raise ValueError("the file ends too early")
+    file.seek(start + begin)
+    numbers = np.fromfile(file, dtype, count)
+    if len(numbers) < count:
+        raise ValueError("the file was cut short while it was read")
+    return numbers.astype(dtype.newbyteorder("="), copy=False).reshape(part.shape)
 
 
 def _check_form(spec: AttentionSpec, form: Mapping[str, tuple[tuple[int, ...], str]], where: str) -> None:

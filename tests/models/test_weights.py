@@ -1,14 +1,14 @@
+import json
+import os
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from models import weights as weights_module
 from models.errors import InvalidModel
 from models.spec import AttentionSpec
-from models.weights import checked, load, save, seeded, shapes
+from models.weights import MAX_HEADER_BYTES, checked, load, save, seeded, shapes
 
 SPEC = AttentionSpec(name="m", embed_dim=6, num_heads=4, num_kv_heads=2, head_dim=3, value_dim=5)
 
@@ -166,7 +166,7 @@ def test_a_file_that_does_not_fit_is_refused_by_its_header(tmp_path, monkeypatch
     """Gigabytes of another model are not read to find that out."""
     file = tmp_path / "weights.safetensors"
     save_file(tensors(**change), file)
-    monkeypatch.setattr(weights_module, "safe_open", HeaderOnly)
+    monkeypatch.setattr(np, "fromfile", None)
 
     with pytest.raises(InvalidModel) as caught:
         load(SPEC, file)
@@ -174,16 +174,61 @@ def test_a_file_that_does_not_fit_is_refused_by_its_header(tmp_path, monkeypatch
     assert says in caught.value.detail
 
 
-class HeaderOnly:
-    """A file of which no tensor can be read."""
+def test_a_file_that_is_cut_short_while_it_is_read_is_refused(tmp_path, monkeypatch):
+    """Somebody copies over it while the service loads it again; a mapped file would end the process."""
+    file = tmp_path / "weights.safetensors"
+    save_file(tensors(), file)
+    read = np.fromfile
 
-    def __init__(self, path, framework):
-        self._file = safe_open(path, framework)
+    def cut(*arguments):
+        os.truncate(file, 0)
+        return read(*arguments)
 
-    def __enter__(self):
-        file = self._file.__enter__()
-        self.keys, self.get_slice = file.keys, file.get_slice
-        return self
+    monkeypatch.setattr(np, "fromfile", cut)
 
-    def __exit__(self, *error):
-        self._file.__exit__(*error)
+    with pytest.raises(
+        InvalidModel, match=r"^weights\.safetensors: not readable as safetensors: the file was cut short"
+    ):
+        load(SPEC, file)
+
+
+def offsets(begin, end):
+    """A header whose first tensor lies there, and the others nowhere."""
+    parts = {
+        name: {"dtype": "F32", "shape": list(shapes(SPEC)[name]), "data_offsets": [begin, end]}
+        for name in ("query", "key", "value")
+    }
+    return json.dumps(parts).encode()
+
+
+@pytest.mark.parametrize(
+    ("header", "says"),
+    [
+        (b"", "a header of 0 bytes"),
+        (b" " * (MAX_HEADER_BYTES + 1), "a header of 1048577 bytes"),
+        (b"[" * 100_000, "recursion"),
+        (b"[]", "should be an object"),
+        (b'{"query": {"dtype": "F32", "shape": [6, 12]}}', "data_offsets"),
+        (b'{"query": {"dtype": "F32", "shape": ["six"], "data_offsets": [0, 288]}}', "shape"),
+        (offsets(0, 284), "288 bytes of numbers do not lie between 0 and 284"),
+        (offsets(-8, 280), "288 bytes of numbers do not lie between -8 and 280"),
+        (offsets(2**62, 2**62 + 288), "the file ends too early"),
+        (offsets(2**70, 2**70 + 288), "the file ends too early"),
+    ],
+)
+def test_a_header_that_cannot_be_is_refused(tmp_path, header, says):
+    """Whatever it says, it is a broken entry and nothing worse."""
+    file = tmp_path / "weights.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(1_000))
+
+    with pytest.raises(InvalidModel, match=r"^weights\.safetensors: ") as caught:
+        load(SPEC, file)
+
+    assert says in caught.value.detail
+
+
+def test_metadata_in_a_file_is_passed_over(tmp_path):
+    """Most libraries write some."""
+    save_file(tensors(), tmp_path / "w.safetensors", {"format": "pt"})
+
+    assert set(load(SPEC, tmp_path / "w.safetensors").tensors()) == set(shapes(SPEC))
