@@ -177,7 +177,7 @@ def _header(file: BinaryIO) -> dict[str, _Part]:
         found = _HEADER.validate_json(file.read(size))
     except ValidationError as error:
         fault = error.errors()[0]
-        raise ValueError(f"header: {'.'.join(map(str, fault['loc']))}: {fault['msg']}") from error
+        raise ValueError(f"{'.'.join(map(str, ('header', *fault['loc'])))}: {fault['msg']}") from error
     return {name: part for name, part in found.items() if isinstance(part, _Part)}
 
 

@@ -75,6 +75,18 @@ def test_while_draining_new_work_is_refused_and_connections_are_closed(app: Serv
     assert app.runtime.metrics.registry.get_sample_value("attention_rejected_total", {"reason": "draining"}) == 1
 
 
+@pytest.mark.parametrize("action", ["load", "unload"])
+def test_nothing_is_changed_before_models_are_loaded_or_while_draining(settings: Settings, action: str):
+    """And who may not change anything is not told which of them it is."""
+    app = create_app(settings.model_copy(update={"admin_keys": ("root",)}))
+    path = f"/v1/models/lesson/{action}"
+
+    assert ask(app, "POST", path, x_api_key="root").json()["type"] == "/problems/not-ready"
+    app.runtime.begin_drain()
+    assert ask(app, "POST", path, x_api_key="root").json()["type"] == "/problems/draining"
+    assert ask(app, "POST", path).status == 401
+
+
 # ---- what is asked before the body is read
 
 

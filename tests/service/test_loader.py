@@ -23,7 +23,7 @@ class Backend:
     """Computes by the reference.
 
     Attributes:
-        wrong: ids of layers that it computes wrongly.
+        wrong, crashing: ids of layers that it computes wrongly, or not at all.
         gate: what a layer waits for, outside the event loop; open unless a test closes it.
         waiting: released by each layer that comes to the gate.
         loaded: ids of the layers it was asked for.
@@ -31,7 +31,7 @@ class Backend:
 
     def __init__(self, name):
         self.info = BackendInfo(name, "cpu", "made up", "float32")
-        self.wrong, self.loaded = set(), []
+        self.wrong, self.crashing, self.loaded = set(), set(), []
         self.gate, self.waiting = threading.Event(), threading.Semaphore(0)
         self.gate.set()
 
@@ -41,18 +41,20 @@ class Backend:
         self.loaded.append(entry.spec.id)
         self.waiting.release()
         assert self.gate.wait(30), "nobody opened the gate"
-        return Runner(entry, wrong=entry.spec.id in self.wrong)
+        return Runner(entry, wrong=entry.spec.id in self.wrong, crashes=entry.spec.id in self.crashing)
 
     def projections(self):
         return Runner(None)
 
 
 class Runner(ReferenceRunner):
-    def __init__(self, entry, *, wrong=False):
+    def __init__(self, entry, *, wrong=False, crashes=False):
         super().__init__(entry)
-        self.wrong = wrong
+        self.wrong, self.crashes = wrong, crashes
 
     def run(self, batch):
+        if self.crashes:
+            raise RuntimeError("no kernel")
         factor = np.float32(1.01 if self.wrong else 1)
         return [{name: tensor * factor for name, tensor in tensors.items()} for tensors in super().run(batch)]
 
@@ -282,14 +284,15 @@ def test_a_broken_entry_leaves_what_was_served_and_is_reported_until_it_is_mende
     assert service.broken == []
 
 
-def test_an_entry_whose_backends_disagree_is_broken_and_the_service_stays_ready(service, backends):
+@pytest.mark.parametrize(("fault", "why"), [("wrong", "a-b differ by "), ("crashing", "no kernel")])
+def test_an_entry_whose_backends_disagree_is_broken_and_the_service_stays_ready(service, backends, fault, why):
     """At the start it would not become ready; now it serves others, and goes on."""
     service.put("mine")
     service.start()
     old = service.catalog.find("mine")
-    backends["b"].wrong = {"mine@1"}
+    setattr(backends["b"], fault, {"mine@1"})
 
-    with pytest.raises(UnservableModel, match=r"^mine: a-b differ by "):
+    with pytest.raises(UnservableModel, match=f"^mine: {why}"):
         service.load("mine")
 
     assert service.catalog.find("mine") is old
