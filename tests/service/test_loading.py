@@ -274,6 +274,7 @@ def test_a_model_is_unloaded_under_load_and_what_was_accepted_is_answered(servic
     assert service.load("leaving").status == 200
 
     with Callers(service, "leaving") as callers:
+        callers.wait(lambda: all(callers.answers[backend] for backend in BACKENDS))
         assert changes(service.unload("leaving")) == ([], ["leaving@1"])
         done = {backend: len(callers.answers[backend]) for backend in BACKENDS}
         callers.wait(lambda: all(len(callers.answers[b]) >= done[b] + 2 * THREADS for b in BACKENDS))
