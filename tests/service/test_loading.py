@@ -196,10 +196,13 @@ class Callers:
 
     Attributes:
         answers: status, and bytes of the outputs where there are any, by backend.
+        late: the same, of requests that were sent after the last `mark`.
     """
 
     def __init__(self, service: Service, name: str) -> None:
         self.answers: dict[str, list[tuple[int, bytes]]] = {backend: [] for backend in BACKENDS}
+        self.late: dict[str, list[tuple[int, bytes]]] = {backend: [] for backend in BACKENDS}
+        self._marks = 0
         self._service, self._name = service, name
         self._stop = threading.Event()
         self._seen = threading.Condition()
@@ -210,16 +213,25 @@ class Callers:
         connection = connect(self._service.url)
         path = f"/v1/attention?model={self._name}&backend={backend}&return=outputs"
         while not self._stop.is_set():
+            sent_after = self._marks
             reply = send(connection, "POST", path, npy(INPUTS), {"Content-Type": NPY})
             outputs = bits(reply.decoded().tensors["outputs"][0]) if reply.status == 200 else b""
             with self._seen:
                 self.answers[backend].append((reply.status, outputs))
+                if sent_after == self._marks:
+                    self.late[backend].append((reply.status, outputs))
                 self._seen.notify_all()
         connection.close()
 
     def wait(self, enough: Callable[[], bool]) -> None:
         with self._seen:
             assert self._seen.wait_for(enough, timeout=60)
+
+    def mark(self) -> None:
+        with self._seen:
+            self._marks += 1
+            for answers in self.late.values():
+                answers.clear()
 
     def count(self) -> int:
         return min(map(len, self.answers.values()))
@@ -251,15 +263,12 @@ def test_a_changed_entry_is_loaded_under_load_without_a_failure_or_a_mixture(ser
         for seed in (2, 3):
             service.put("changing", seed=seed)
             assert changes(service.load("changing")) == (["changing@1"], [])
-            done = {backend: len(callers.answers[backend]) for backend in BACKENDS}
+            callers.mark()
             for backend in BACKENDS:
                 known[backend].append(outputs(backend))
-            # One of each thread may have been asked for before the load was done.
-            callers.wait(lambda: all(len(callers.answers[b]) >= done[b] + 2 * THREADS for b in BACKENDS))  # noqa: B023
+            callers.wait(lambda: all(len(late) >= THREADS for late in callers.late.values()))
             for backend in BACKENDS:
-                assert {found for _, found in callers.answers[backend][done[backend] + THREADS :]} == {
-                    known[backend][-1]
-                }
+                assert set(callers.late[backend]) == {(200, known[backend][-1])}
 
     for backend in BACKENDS:
         assert {status for status, _ in callers.answers[backend]} == {200}
@@ -274,15 +283,14 @@ def test_a_model_is_unloaded_under_load_and_what_was_accepted_is_answered(servic
     assert service.load("leaving").status == 200
 
     with Callers(service, "leaving") as callers:
-        callers.wait(lambda: all(callers.answers[backend] for backend in BACKENDS))
         assert changes(service.unload("leaving")) == ([], ["leaving@1"])
-        done = {backend: len(callers.answers[backend]) for backend in BACKENDS}
-        callers.wait(lambda: all(len(callers.answers[b]) >= done[b] + 2 * THREADS for b in BACKENDS))
+        callers.mark()
+        callers.wait(lambda: all(len(late) >= THREADS for late in callers.late.values()))
 
     for backend in BACKENDS:
         statuses = [status for status, _ in callers.answers[backend]]
         assert set(statuses) == {200, 404}
-        assert set(statuses[done[backend] + THREADS :]) == {404}
+        assert {status for status, _ in callers.late[backend]} == {404}
         assert len({outputs for status, outputs in callers.answers[backend] if status == 200}) == 1
 
 
