@@ -6,17 +6,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from models import weights as layer_weights
 from models.encoder_spec import EncoderSpec
-from models.errors import InvalidModel
+from models.tensor_file import Forms, check_forms, numbers, read_tensors
 from models.types import F32, Array
 from models.weights import AttentionWeights
-
-DTYPES = {"F16": "float16", "F32": "float32", "F64": "float64"}
-"""What safetensors calls the dtypes a file may hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +111,8 @@ def checked(spec: EncoderSpec, tensors: Mapping[str, Array], where: str) -> Enco
     Raises:
         InvalidModel: if a tensor is unknown, missing, of a wrong shape or dtype, or not finite; the message names it.
     """
-    _check_header(spec, {name: (t.shape, str(t.dtype)) for name, t in tensors.items()}, where)
-    found = {name: _numbers(name, tensor, where) for name, tensor in tensors.items()}
-    return _assembled(spec, found)
+    _check_forms(spec, {name: (t.shape, str(t.dtype)) for name, t in tensors.items()}, where)
+    return _assembled(spec, {name: numbers(name, tensor, where) for name, tensor in tensors.items()})
 
 
 def load(spec: EncoderSpec, path: Path) -> EncoderWeights:
@@ -126,18 +121,8 @@ def load(spec: EncoderSpec, path: Path) -> EncoderWeights:
     Raises:
         InvalidModel: if the file is not safetensors, or does not fit `spec` (see `checked`).
     """
-    try:
-        with safe_open(path, framework="numpy") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-            header = {
-                name: (tuple(part.get_shape()), DTYPES.get(part.get_dtype(), part.get_dtype()))
-                for name, part in slices.items()
-            }
-            _check_header(spec, header, path.name)
-            found = {name: _numbers(name, file.get_tensor(name), path.name) for name in header}
-    except (SafetensorError, OSError) as error:
-        raise InvalidModel(f"{path.name}: not readable as safetensors: {error}") from error
-    return _assembled(spec, found)
+    tensors = read_tensors(path, lambda forms: _check_forms(spec, forms, path.name))
+    return _assembled(spec, {name: numbers(name, tensor, path.name) for name, tensor in tensors.items()})
 
 
 def save(weights: EncoderWeights, path: Path) -> None:
@@ -145,27 +130,9 @@ def save(weights: EncoderWeights, path: Path) -> None:
     save_file(weights.tensors(), path)
 
 
-def _check_header(spec: EncoderSpec, header: Mapping[str, tuple[tuple[int, ...], str]], where: str) -> None:
-    """Raise `InvalidModel` unless shapes and dtypes by name are those of an encoder."""
+def _check_forms(spec: EncoderSpec, forms: Forms, where: str) -> None:
     want = shapes(spec)
-    if unknown := sorted(header.keys() - want.keys()):
-        raise InvalidModel(f"{where}: unknown tensor {unknown[0]!r}")
-    if missing := [name for name in want if name not in header]:
-        raise InvalidModel(f"{where}: tensor {missing[0]!r} is missing")
-    for name, (shape, dtype) in header.items():
-        if shape != want[name]:
-            raise InvalidModel(f"{where}: {name} has shape {shape}, but {spec.id} needs {want[name]}")
-        if dtype not in DTYPES.values():
-            raise InvalidModel(f"{where}: {name} has dtype {dtype}; {', '.join(DTYPES.values())} are served")
-
-
-def _numbers(name: str, tensor: Array, where: str) -> F32:
-    """A tensor as float32, every number finite."""
-    with np.errstate(over="ignore"):  # what overflows float32 becomes infinite, and is refused for that
-        numbers = np.ascontiguousarray(tensor, np.float32)
-    if not np.isfinite(numbers).all():
-        raise InvalidModel(f"{where}: {name} holds NaN or infinity, or numbers too large for float32")
-    return numbers
+    check_forms(forms, want, want, spec.id, where)
 
 
 def _assembled(spec: EncoderSpec, tensors: Mapping[str, F32]) -> EncoderWeights:

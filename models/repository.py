@@ -1,7 +1,8 @@
-"""Where layers come from: those that ship with the project, and a folder of the user's own.
+"""Where layers and encoders come from: those that ship with the project, and a folder of the user's own.
 
 A repository is a folder of `NAME/` or `NAME/VERSION/`, each with `spec.json` and, unless the spec holds a seed or the
-weights themselves, `weights.safetensors`. Links may lead anywhere within the repository, and nowhere else.
+weights themselves, `weights.safetensors`. A folder with `encoder.json`, `weights.safetensors` and `tokenizer.json` is a
+whole encoder instead. Links may lead anywhere within the repository, and nowhere else.
 """
 
 import math
@@ -11,9 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
+from models import encoder_weights
 from models import weights as weights_module
+from models.encoder_spec import EncoderSpec, parse_encoder_spec
+from models.encoder_weights import EncoderWeights
 from models.errors import InvalidModel
 from models.spec import NAME, AttentionSpec, parse_spec
+from models.tokenizer import Tokenizer
 from models.weights import AttentionWeights
 
 BUILTIN_FOLDER = Path(__file__).parent / "specs"
@@ -22,6 +27,7 @@ BUILT_IN = "built-in"
 
 MIB = 1 << 20
 MAX_SPEC_BYTES = MIB
+MAX_TOKENIZER_BYTES = 64 * MIB
 MAX_WEIGHTS_BYTES = 4096 * MIB
 
 
@@ -39,8 +45,26 @@ class ModelEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class EncoderEntry:
+    """An encoder that can be served.
+
+    Attributes:
+        tokenizer: the content of its tokenizer.json, which `models.tokenizer` has read once without complaint.
+        origin: the folder it was read from, relative to the repository.
+    """
+
+    spec: EncoderSpec
+    weights: EncoderWeights
+    tokenizer: bytes
+    origin: str
+
+
+Entry = ModelEntry | EncoderEntry
+
+
+@dataclass(frozen=True, slots=True)
 class BrokenEntry:
-    """A folder that should hold a layer but does not, and why."""
+    """A folder that should hold a layer or an encoder but does not, and why."""
 
     origin: str
     reason: str
@@ -54,7 +78,7 @@ def builtin() -> list[ModelEntry]:
     ]
 
 
-def scan(folder: Path, max_bytes: int = MAX_WEIGHTS_BYTES) -> tuple[list[ModelEntry], list[BrokenEntry]]:
+def scan(folder: Path, max_bytes: int = MAX_WEIGHTS_BYTES) -> tuple[list[Entry], list[BrokenEntry]]:
     """Read every entry of a repository; one that cannot be read is reported, never fatal.
 
     Args:
@@ -69,7 +93,7 @@ def scan(folder: Path, max_bytes: int = MAX_WEIGHTS_BYTES) -> tuple[list[ModelEn
 
 def read(
     folder: Path, name: str, version: str = "", max_bytes: int = MAX_WEIGHTS_BYTES
-) -> tuple[list[ModelEntry], list[BrokenEntry]]:
+) -> tuple[list[Entry], list[BrokenEntry]]:
     """Read the entries of one name, or of one version of it; both lists are empty if there are none.
 
     Args:
@@ -116,15 +140,15 @@ def _places(folder: Path) -> Iterator[Path]:
 def _versions(folder: Path, name: Path) -> list[Path]:
     """The entries in the folder of a name: one per version, or the folder itself."""
     try:
-        if not _is_inside(folder, name) or (name / "spec.json").exists():
+        if not _is_inside(folder, name) or any((name / file).exists() for file in ("spec.json", "encoder.json")):
             return [name]
         return _subfolders(name) or [name]
     except OSError:  # such as a lost+found: `_read` fails the same way, and that is reported
         return [name]
 
 
-def _read_all(folder: Path, places: Iterable[Path], max_bytes: int) -> tuple[list[ModelEntry], list[BrokenEntry]]:
-    good: dict[str, ModelEntry] = {}
+def _read_all(folder: Path, places: Iterable[Path], max_bytes: int) -> tuple[list[Entry], list[BrokenEntry]]:
+    good: dict[str, Entry] = {}
     broken: list[BrokenEntry] = []
     for place in places:
         origin = str(place.relative_to(folder))
@@ -138,19 +162,44 @@ def _read_all(folder: Path, places: Iterable[Path], max_bytes: int) -> tuple[lis
     return list(good.values()), broken
 
 
-def _read(folder: Path, place: Path, origin: str, max_bytes: int) -> ModelEntry:
+def _read(folder: Path, place: Path, origin: str, max_bytes: int) -> Entry:
     if not _is_inside(folder, place):
         raise InvalidModel("the folder is a link that leads out of the repository")
-    file = _plain(folder, place / "spec.json")
+    weights = _plain(folder, place / "weights.safetensors")
+    if weights is not None and (size := weights.stat().st_size) > max_bytes:
+        raise InvalidModel(f"{weights.name} takes {math.ceil(size / MIB)} MiB; {max_bytes // MIB} MiB are allowed")
+    if _plain(folder, place / "encoder.json") is not None:
+        return _read_encoder(folder, place, weights, origin)
+    spec = parse_spec(_content(folder, place / "spec.json", MAX_SPEC_BYTES), f"{origin}/spec.json")
+    _check_place(spec, "spec.json", origin)
+    return _entry(spec, weights, origin, max_bytes)
+
+
+def _read_encoder(folder: Path, place: Path, weights: Path | None, origin: str) -> EncoderEntry:
+    if (place / "spec.json").exists():
+        raise InvalidModel("there are spec.json and encoder.json: a folder holds a layer or an encoder")
+    spec = parse_encoder_spec(_content(folder, place / "encoder.json", MAX_SPEC_BYTES), f"{origin}/encoder.json")
+    _check_place(spec, "encoder.json", origin)
+    tokenizer = _content(folder, place / "tokenizer.json", MAX_TOKENIZER_BYTES)
+    Tokenizer(tokenizer, spec.vocab_size)
+    if weights is None:
+        raise InvalidModel("weights.safetensors is missing")
+    return EncoderEntry(spec, encoder_weights.load(spec, weights), tokenizer, origin)
+
+
+def _content(folder: Path, path: Path, most: int) -> bytes:
+    file = _plain(folder, path)
     if file is None:
-        raise InvalidModel("spec.json is missing")
-    if file.stat().st_size > MAX_SPEC_BYTES:
-        raise InvalidModel(f"spec.json is larger than {MAX_SPEC_BYTES} bytes")
-    spec = parse_spec(file.read_bytes(), f"{origin}/spec.json")
+        raise InvalidModel(f"{path.name} is missing")
+    if file.stat().st_size > most:
+        raise InvalidModel(f"{path.name} is larger than {most} bytes")
+    return file.read_bytes()
+
+
+def _check_place(spec: AttentionSpec | EncoderSpec, file: str, origin: str) -> None:
     parts = Path(origin).parts
     if spec.name != parts[0] or (len(parts) > 1 and spec.version != parts[1]):
-        raise InvalidModel(f"spec.json calls itself {spec.id}, but stands in the folder {origin}")
-    return _entry(spec, _plain(folder, place / "weights.safetensors"), origin, max_bytes)
+        raise InvalidModel(f"{file} calls itself {spec.id}, but stands in the folder {origin}")
 
 
 def _is_inside(folder: Path, path: Path) -> bool:
@@ -186,8 +235,6 @@ def _entry(spec: AttentionSpec, file: Path | None, origin: str, max_bytes: int) 
         tensors = {name: np.array(rows, np.float64) for name, rows in spec.weights.items()}
         weights = weights_module.checked(spec, tensors, spec.id)
     elif file is not None:
-        if (size := file.stat().st_size) > max_bytes:
-            raise InvalidModel(f"{file.name} takes {math.ceil(size / MIB)} MiB; {max_bytes // MIB} MiB are allowed")
         weights = weights_module.load(spec, file)
     else:
         raise InvalidModel("weights.safetensors is missing, and spec.json holds neither seed nor weights")

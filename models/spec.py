@@ -295,5 +295,9 @@ def parsed(kind: type[Model], text: str | bytes, where: str) -> Model:
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'spec'}: {e['msg']}" for e in error.errors())
-        raise InvalidModel(f"{where}: {faults}") from error
+        raise InvalidModel(f"{where}: {faults(error)}") from error
+
+
+def faults(error: ValidationError) -> str:
+    """What is wrong with which field, in one line."""
+    return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'spec'}: {e['msg']}" for e in error.errors())

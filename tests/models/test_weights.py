@@ -8,7 +8,8 @@ from safetensors.numpy import save_file
 
 from models.errors import InvalidModel
 from models.spec import AttentionSpec
-from models.weights import MAX_HEADER_BYTES, checked, load, save, seeded, shapes
+from models.tensor_file import MAX_HEADER_BYTES
+from models.weights import checked, load, save, seeded, shapes
 
 SPEC = AttentionSpec(name="m", embed_dim=6, num_heads=4, num_kv_heads=2, head_dim=3, value_dim=5)
 
