@@ -225,3 +225,18 @@ def test_the_cases_cover_masks_biases_and_causality():
         assert label == again
         np.testing.assert_array_equal(a.inputs, b.inputs)
         assert replace(a, inputs=(), masks=None, biases=None) == replace(b, inputs=(), masks=None, biases=None)
+
+
+@pytest.mark.parametrize(("louder", "passes"), [(1, False), (10, True)])
+def test_backends_may_differ_by_a_few_roundings_of_large_scores(settings, louder, passes):
+    """Tokens drawn for a check make scores in the hundreds of a trained layer, where float32 is no finer."""
+    numbers = {name: getattr(ENTRY.weights, name) * np.float32(louder) for name in ("query", "key")}
+    entry = replace(ENTRY, weights=replace(ENTRY.weights, **numbers))
+    right = ReferenceBackend(Device("cpu"), settings).layer(entry)
+    runners = {"reference": right, "a": Played(right, skewed(2e-5)), "b": right}
+
+    if passes:
+        assert parity.check(layer_of(entry), runners)["a-b"] == pytest.approx(2e-5, rel=0.1)
+    else:
+        with pytest.raises(ParityError, match=r"a-b differ by 2\.0e-05 relative, allowed 1e-05"):
+            parity.check(layer_of(entry), runners)
