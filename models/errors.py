@@ -7,6 +7,7 @@ AttentionError
 │   ├── NonFinite           NaN, infinity, or a number too large for the model's dtype
 │   └── NumericOverflow     finite inputs whose scores or outputs overflow the model's dtype
 ├── InvalidModel            a spec or weights file that cannot be served
+│   └── DownloadFailed      a checkpoint that could not be had
 └── ArtifactError           an exported graph that cannot be made or trusted
 ```
 
@@ -74,6 +75,12 @@ class InvalidModel(AttentionError):
     """A model's spec or weights cannot be served."""
 
     code = "invalid-model"
+
+
+class DownloadFailed(InvalidModel):
+    """A checkpoint could not be had, or is not the one that was meant."""
+
+    code = "download-failed"
 
 
 class ArtifactError(AttentionError):

@@ -220,18 +220,37 @@ def specialise(model: ModelProto, variant: Variant) -> ModelProto:
     """
     small = ModelProto()
     small.CopyFrom(model)
-    graph = small.graph
     if not variant.biased:
-        _bypass(graph, "attn_bias", "Add")
+        _bypass(small.graph, "attn_bias", "Add")
     if not variant.masked:
-        _bypass(graph, "attn_mask", "Where")
-    outputs = {value.name: value for value in graph.output}
-    if missing := [name for name in variant.wanted if name not in outputs]:
+        _bypass(small.graph, "attn_mask", "Where")
+    return _narrowed(small, variant.wanted)
+
+
+def narrow(model: ModelProto, wanted: Sequence[str]) -> ModelProto:
+    """A smaller graph that gives some outputs only: of an encoder's, no layer after the last one asked for is left.
+
+    Args:
+        model: what this module exported; it is not changed.
+        wanted: output names, in the order the graph is to give them.
+
+    Raises:
+        ArtifactError: if `model` lacks an output.
+    """
+    small = ModelProto()
+    small.CopyFrom(model)
+    return _narrowed(small, wanted)
+
+
+def _narrowed(model: ModelProto, wanted: Sequence[str]) -> ModelProto:
+    """The same graph, changed in place."""
+    outputs = {value.name: value for value in model.graph.output}
+    if missing := [name for name in wanted if name not in outputs]:
         raise ArtifactError(f"the graph has no output {missing[0]!r}")
-    _keep(graph.output, [outputs[name] for name in variant.wanted])
-    _prune(graph)
-    checked(small)
-    return small
+    _keep(model.graph.output, [outputs[name] for name in wanted])
+    _prune(model.graph)
+    checked(model)
+    return model
 
 
 def _bypass(graph: onnx.GraphProto, name: str, op_type: str) -> None:

@@ -29,12 +29,12 @@ class SequenceInput:
     """One sequence as a caller sends it, checked and finite, n tokens.
 
     Attributes:
-        inputs: token embeddings, (n, embed_dim).
+        inputs: token embeddings, (n, embed_dim) float32; or, for an encoder, token ids, (n,) int64.
         attn_mask: (n, n), True = may attend, or None.
         attn_bias: (n, n) or (heads, n, n), added to the scaled scores, or None.
     """
 
-    inputs: F32
+    inputs: Array
     attn_mask: Bool | None = None
     attn_bias: F32 | None = None
 

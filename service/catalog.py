@@ -10,14 +10,16 @@ from pathlib import Path
 import numpy as np
 
 from models import repository
-from models.errors import ArtifactError, InvalidModel
-from models.repository import BrokenEntry, ModelEntry
+from models.downloads import CHECKPOINTS
+from models.errors import ArtifactError, FieldError, InvalidModel
+from models.repository import BrokenEntry, EncoderEntry, Entry, ModelEntry
+from models.tokenizer import Tokenizer
 from models.types import Projections
 from service import parity
 from service.backends import BACKENDS, open_backend
 from service.backends.base import Backend, Runner
 from service.devices import Device, choose_device
-from service.errors import ConfigurationError, NotFound
+from service.errors import ConfigurationError, NotFound, NotInstalled
 from service.metrics import Metrics
 from service.settings import DEFAULT_REPOSITORY, MIB, Settings
 
@@ -41,9 +43,29 @@ class LoadedModel:
     digest: str
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedEncoder:
+    """An encoder on every backend.
+
+    Attributes:
+        tokenizer: what makes token ids of a text.
+        others: see `LoadedModel`.
+    """
+
+    entry: EncoderEntry
+    tokenizer: Tokenizer
+    runners: Mapping[str, Runner]
+    parity: Mapping[str, float]
+    digest: str
+
+
+Loaded = LoadedModel | LoadedEncoder
+"""Layers and encoders share one space of names."""
+
+
 @dataclass(slots=True)
 class Catalog:
-    """Every layer by name and version.
+    """Every layer and encoder by name and version.
 
     Attributes:
         device: what was chosen.
@@ -56,26 +78,57 @@ class Catalog:
 
     device: Device
     backends: dict[str, Backend]
-    models: dict[str, dict[str, LoadedModel]] = field(default_factory=dict)
+    models: dict[str, dict[str, Loaded]] = field(default_factory=dict)
     projections: dict[str, Runner] = field(default_factory=dict)
     broken: list[BrokenEntry] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
-    def find(self, name: str) -> LoadedModel:
+    def layer(self, name: str) -> LoadedModel:
         """The layer called `name` (its newest version) or `name@version`.
 
         Raises:
+            NotFound, NotInstalled: see `find`; also where it is an encoder.
+        """
+        found = self.find(name)
+        if isinstance(found, LoadedModel):
+            return found
+        raise NotFound.at(
+            "/model",
+            f"{found.entry.spec.id} is an encoder, which takes text: POST it to /v1/text/attention. "
+            "A single layer of a checkpoint is served once `attention import` has made a model of it",
+        )
+
+    def encoder(self, name: str) -> LoadedEncoder:
+        """The encoder called `name` (its newest version) or `name@version`.
+
+        Raises:
+            NotFound, NotInstalled: see `find`; also where it is a layer.
+        """
+        found = self.find(name)
+        if isinstance(found, LoadedEncoder):
+            return found
+        raise NotFound.at("/model", f"{found.entry.spec.id} takes embeddings, not text: POST them to /v1/attention")
+
+    def find(self, name: str) -> Loaded:
+        """What is called `name` (its newest version) or `name@version`.
+
+        Raises:
             NotFound: naming what there is.
+            NotInstalled: if it is one of `CHECKPOINTS`; the error says how to install it.
         """
         base, _, version = name.partition("@")
         versions = self.models.get(base)
+        if versions is None and base in CHECKPOINTS:
+            command = f"attention models get {base}"
+            detail = f"{base} is not installed. Run `{command}`, then restart the service, or load the model into it"
+            raise NotInstalled(detail, FieldError("/model", detail), retry_after_s=60)
         if versions is None:
             raise NotFound.at("/model", f"there is no model {base!r}; {nearest(base, self.models)}")
         if version and version not in versions:
             raise NotFound.at("/model", f"{base!r} has no version {version!r}; it has {', '.join(versions)}")
         return versions[version] if version else next(reversed(versions.values()))
 
-    def replace(self, name: str, versions: Mapping[str, LoadedModel]) -> None:
+    def replace(self, name: str, versions: Mapping[str, Loaded]) -> None:
         """Serve these versions of `name` and no others; the change is one assignment, so that none is seen half."""
         found = {other: served for other, served in self.models.items() if other != name}
         if versions:
@@ -96,7 +149,7 @@ def repository_folder(settings: Settings) -> Path | None:
     return None if folder == DEFAULT_REPOSITORY and not folder.exists() else folder
 
 
-def available(settings: Settings) -> tuple[list[ModelEntry], list[BrokenEntry]]:
+def available(settings: Settings) -> tuple[list[Entry], list[BrokenEntry]]:
     """Every layer that would be served, built-in or from the repository, and what is broken there.
 
     Raises:
@@ -112,7 +165,7 @@ def available(settings: Settings) -> tuple[list[ModelEntry], list[BrokenEntry]]:
     return with_builtin(own), broken
 
 
-def with_builtin(own: Sequence[ModelEntry]) -> list[ModelEntry]:
+def with_builtin(own: Sequence[Entry]) -> list[Entry]:
     """The layers of a repository, and those built-in ones that none of them replaces."""
     mine = {entry.spec.id for entry in own}
     return [entry for entry in repository.builtin() if entry.spec.id not in mine] + [*own]
@@ -152,23 +205,32 @@ def _natural(version: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", version) if part]
 
 
-def open_model(backends: Mapping[str, Backend], entry: ModelEntry) -> LoadedModel:
-    """Load a layer on every backend, and compare them.
+def open_model(backends: Mapping[str, Backend], entry: Entry) -> Loaded:
+    """Load a layer or an encoder on every backend, and compare them.
 
     Raises:
         InvalidModel, ArtifactError: if a backend cannot serve it.
         ParityError: if backends disagree.
     """
     spec = entry.spec
-    layer = parity.Layer(spec.embed_dim, spec.num_heads, spec.effective_scale, entry.weights.tensor_names)
-    runners = {name: backend.layer(entry) for name, backend in backends.items()}
-    differences = parity.check(layer, runners)
+    runners: dict[str, Runner]
+    if isinstance(entry, EncoderEntry):
+        runners = {name: backend.encoder(entry) for name, backend in backends.items()}
+        differences = parity.check(parity.Stack(entry.spec), runners)
+    else:
+        layer = parity.Layer(spec.embed_dim, spec.num_heads, entry.spec.effective_scale, entry.weights.tensor_names)
+        runners = {name: backend.layer(entry) for name, backend in backends.items()}
+        differences = parity.check(layer, runners)
     for runner in runners.values():
         runner.warm()
-    return LoadedModel(entry, runners, differences, entry.weights.digest())
+    digest = entry.weights.digest()
+    if isinstance(entry, EncoderEntry):
+        tokenizer = Tokenizer(entry.tokenizer, entry.spec.vocab_size)
+        return LoadedEncoder(entry, tokenizer, runners, differences, digest)
+    return LoadedModel(entry, runners, differences, digest)
 
 
-def _load(catalog: Catalog, entry: ModelEntry, metrics: Metrics) -> None:
+def _load(catalog: Catalog, entry: Entry, metrics: Metrics) -> None:
     spec = entry.spec
     try:
         model = open_model(catalog.backends, entry)

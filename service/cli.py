@@ -20,8 +20,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (serve, demo, run, models, export, doctor):
+for command in (serve, demo, run, export, doctor):
     app.command()(command)
+app.add_typer(models, name="models")
 
 
 def _show_version(value: bool) -> None:

@@ -7,14 +7,15 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from models.errors import ShapeMismatch
-from models.types import TensorName
+from models.errors import InvalidInput, ShapeMismatch
+from models.tokenizer import Tokens
+from models.types import SequenceInput, TensorName
 from service.backends.base import BackendInfo
 from service.batcher import Batcher, Limits, LoopClock, Ticket
-from service.catalog import Catalog, LoadedModel
+from service.catalog import Catalog, LoadedEncoder, LoadedModel
 from service.devices import Device
 from service.errors import InvalidOption, TooLarge
-from service.messages import AttentionInput, AttentionOutput, Options
+from service.messages import AnswerOptions, AttentionInput, AttentionOutput, TextInput
 from service.metrics import Metrics
 from service.packing import Job, Unit
 from service.settings import MIB, Settings
@@ -38,26 +39,27 @@ def compute_slots(settings: Settings, device: Device) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What decides how large tensors are: heads, and widths of a query, of a value and of an embedding."""
+    """What decides how large tensors are: heads, widths of a query, of a value and of an embedding, and layers."""
 
     heads: int
     head_dim: int
     value_dim: int
     embed_dim: int
+    layers: int = 1
 
     def elements(self, name: TensorName, n: int) -> int:
-        """Elements of a tensor for n tokens."""
+        """Elements of a tensor for n tokens, in all layers."""
         if name in SQUARE:
-            return self.heads * n * n
+            return self.layers * self.heads * n * n
         if name == "projected":
-            return n * self.embed_dim
-        return self.heads * n * (self.head_dim if name in ("query", "key") else self.value_dim)
+            return self.layers * n * self.embed_dim
+        return self.layers * self.heads * n * (self.head_dim if name in ("query", "key") else self.value_dim)
 
-    def computed(self, lengths: Sequence[int], options: Options) -> int:
+    def computed(self, lengths: Sequence[int], options: AnswerOptions) -> int:
         """Bytes of the tensors asked for, before heads are averaged and weights made sparse."""
         return 4 * sum(self.elements(name, n) for n in lengths for name in options.wanted)
 
-    def answered(self, lengths: Sequence[int], options: Options) -> int:
+    def answered(self, lengths: Sequence[int], options: AnswerOptions) -> int:
         """Bytes of the answer: indices and values of sparse weights have four each."""
         total = 0
         for n in lengths:
@@ -110,14 +112,15 @@ class LocalEngine:
             sizes = Sizes(1, query.shape[1], value.shape[1], len(query))
             embed_dim, is_causal, window, scale = len(query), False, None, query.shape[1] ** -0.5
         else:
-            model = self.catalog.find(options.model or self.settings.default_model)
+            model = self.catalog.layer(options.model or self.settings.default_model)
             spec = model.entry.spec
             name = (spec.name, spec.version)
             sizes = Sizes(spec.num_heads, spec.head_dim, spec.v_dim, spec.embed_dim)
             embed_dim, is_causal = spec.embed_dim, spec.is_causal
             window, scale = spec.window, spec.effective_scale
         self._check_fit(request, model, embed_dim)
-        size = self._check_size(request, sizes, bytes_in, fused=backend == "eager")
+        lengths = [len(sequence.inputs) for sequence in request.sequences]
+        size = self._check_size(request, lengths, sizes, bytes_in, fused=backend == "eager")
         job = Job(
             runner=(model.runners if model else self.catalog.projections)[backend],
             backend=backend,
@@ -131,6 +134,55 @@ class LocalEngine:
         units = [Unit(job, sequence, request.pointer(i)) for i, sequence in enumerate(request.sequences)]
         ticket = self.batcher.submit(units, size, deadline)
         return Submission(ticket, request, name, self.catalog.backends[backend].info)
+
+    def tokenised(self, request: TextInput) -> "Tokenised":
+        """The tokens of a request that brings text. May be called from any thread.
+
+        Raises:
+            NotFound, NotInstalled: if there is no such encoder.
+            InvalidInput: if a text cannot be tokenised, or the encoder has no layer of a number that is asked for.
+            TooLarge: if a text has more tokens than the encoder takes.
+        """
+        encoder = self.catalog.encoder(request.options.model or self.settings.default_text_model)
+        spec = encoder.entry.spec
+        if request.options.layers != "all":
+            for i, layer in enumerate(request.options.layers):
+                if layer >= spec.num_layers:
+                    raise InvalidOption.at(
+                        f"/layers/{i}", f"{spec.id} has no layer {layer}; its layers are 0 to {spec.num_layers - 1}"
+                    )
+        found = []
+        for i, text in enumerate(request.texts):
+            try:
+                tokens = encoder.tokenizer.encode(text)
+            except InvalidInput as error:
+                raise InvalidInput.at(request.pointer(i), str(error)) from error
+            if (n := len(tokens.ids)) > spec.max_positions:
+                raise TooLarge.at(request.pointer(i), f"{n} tokens; {spec.id} takes {spec.max_positions}")
+            found.append(tokens)
+        return Tokenised(request, encoder, found)
+
+    def submit_text(self, tokenised: "Tokenised", bytes_in: int, deadline: float) -> "Submission":
+        """Queue a request that brings text; arguments and errors as in `submit`."""
+        request, encoder = tokenised.request, tokenised.encoder
+        spec, options = encoder.entry.spec, request.options
+        backend = options.backend or self.settings.backend
+        layers = range(spec.num_layers) if options.layers == "all" else sorted(set(options.layers))
+        sizes = Sizes(spec.num_heads, spec.head_dim, spec.head_dim, spec.embed_dim, len(layers))
+        lengths = [len(tokens.ids) for tokens in tokenised.tokens]
+        size = self._check_size(request, lengths, sizes, bytes_in, fused=False)
+        job = Job(
+            runner=encoder.runners[backend],
+            backend=backend,
+            options=options,
+            wanted=tuple(f"layers.{layer}.{name}" for layer in layers for name in options.wanted),
+            is_causal=False,
+            scale=1.0,
+        )
+        units = [Unit(job, SequenceInput(t.ids), request.pointer(i)) for i, t in enumerate(tokenised.tokens)]
+        ticket = self.batcher.submit(units, size, deadline)
+        name = (spec.name, spec.version)
+        return Submission(ticket, request, name, self.catalog.backends[backend].info, tokenised.tokens)
 
     def _check_fit(self, request: AttentionInput, model: LoadedModel | None, embed_dim: int) -> None:
         """Raise `InvalidInput` where a tensor does not fit the model or the caller's projections."""
@@ -148,11 +200,14 @@ class LocalEngine:
                 where = request.pointer(i).replace("inputs", "attn_bias")
                 raise ShapeMismatch.at(where, f"the bias is for {len(bias)} heads, but {owner} has {heads}")
 
-    def _check_size(self, request: AttentionInput, sizes: Sizes, bytes_in: int, *, fused: bool) -> int:
+    def _check_size(
+        self, request: AttentionInput | TextInput, lengths: Sequence[int], sizes: Sizes, bytes_in: int, *, fused: bool
+    ) -> int:
         """Bytes that the request and its tensors will take as float32.
 
         Args:
             request: the request.
+            lengths: tokens of each of its sequences.
             sizes: of what computes it.
             bytes_in: of the request as received.
             fused: whether the backend makes outputs without holding a matrix of scores.
@@ -161,25 +216,24 @@ class LocalEngine:
             TooLarge: saying what would fit.
         """
         settings, limits = self.settings, self.limits
-        lengths = [len(sequence.inputs) for sequence in request.sequences]
         if len(lengths) > (most := min(settings.max_sequences, limits.sequences)):
-            raise TooLarge.at("/inputs", f"{len(lengths)} sequences; at most {most} fit in one request")
+            raise TooLarge.at(request.field, f"{len(lengths)} sequences; at most {most} fit in one request")
         most = min(settings.max_tokens, limits.tokens)
         for i, n in enumerate(lengths):
             if n > most:
                 raise TooLarge.at(request.pointer(i), f"{n} tokens; a sequence may have {most}")
         if (tokens := sum(lengths)) > limits.tokens:
-            raise TooLarge.at("/inputs", f"{tokens} tokens in all; at most {limits.tokens} fit in one request")
+            raise TooLarge.at(request.field, f"{tokens} tokens in all; at most {limits.tokens} fit in one request")
 
         most_answered, options = settings.max_answer_mib * MIB, request.options
 
-        def working(lengths: Sequence[int], options: Options) -> int:
+        def working(lengths: Sequence[int], options: AnswerOptions) -> int:
             """Bytes of the longest sequence's scores, which a slot holds whether or not they are asked for."""
             if fused and SQUARE.isdisjoint(options.wanted):
                 return 0
             return 4 * sizes.elements("scores", max(lengths))
 
-        def fits(lengths: Sequence[int], options: Options) -> bool:
+        def fits(lengths: Sequence[int], options: AnswerOptions) -> bool:
             if sizes.answered(lengths, options) > most_answered or working(lengths, options) > limits.bytes:
                 return False
             return bytes_in + sizes.computed(lengths, options) <= limits.bytes
@@ -198,14 +252,16 @@ class LocalEngine:
         return size
 
 
-def _what_fits(lengths: Sequence[int], options: Options, fits: Callable[[Sequence[int], Options], bool]) -> str:
+def _what_fits(
+    lengths: Sequence[int], options: AnswerOptions, fits: Callable[[Sequence[int], AnswerOptions], bool]
+) -> str:
     """Changes of a request that is too large, each of which by itself makes it fit; empty if there is none."""
 
-    def largest(stop: int, change: Callable[[int], tuple[Sequence[int], Options]]) -> int:
+    def largest(stop: int, change: Callable[[int], tuple[Sequence[int], AnswerOptions]]) -> int:
         """The largest number below `stop` for which the changed request fits; 0 if none does."""
         return bisect_left(range(1, stop), True, key=lambda number: not fits(*change(number)))
 
-    def changed(**fields: object) -> Options:
+    def changed(**fields: object) -> AnswerOptions:
         return options.model_copy(update=fields)
 
     advice = []
@@ -225,13 +281,23 @@ def _what_fits(lengths: Sequence[int], options: Options, fits: Callable[[Sequenc
 
 
 @dataclass(frozen=True, slots=True)
+class Tokenised:
+    """A request that brings text, the encoder it asks for, and the tokens of each text."""
+
+    request: TextInput
+    encoder: LoadedEncoder
+    tokens: list[Tokens]
+
+
+@dataclass(frozen=True, slots=True)
 class Submission:
     """A queued request and what its answer will say of itself."""
 
     ticket: Ticket
-    request: AttentionInput
+    request: AttentionInput | TextInput
     model: tuple[str, str]
     backend: BackendInfo
+    tokens: list[Tokens] | None = None
 
     async def result(self) -> AttentionOutput:
         """Wait for every sequence.
@@ -247,6 +313,7 @@ class Submission:
             form=self.request.form,
             encoding=options.encoding,
             format=options.format,
+            tokens=self.tokens,
             model=self.model,
             backend=self.backend,
         )

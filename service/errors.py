@@ -22,7 +22,8 @@ AttentionError
 │   └── Unavailable         not now
 │       ├── QueueFull       the queue holds as much as it may
 │       ├── Draining        the service is shutting down
-│       └── NotReady        models are still loading, or one of them failed its checks
+│       ├── NotReady        models are still loading, or one of them failed its checks
+│       └── NotInstalled    a model that the service knows of, but whose files are not here
 ├── DeadlineExceeded        not done in the time the caller gave
 ├── ClientTimeout           the caller did not send its body in time
 ├── ClientGone              nobody is there to take the answer
@@ -166,6 +167,12 @@ class NotReady(Unavailable):
     """Models are still loading, or one of them failed its checks."""
 
     code = "not-ready"
+
+
+class NotInstalled(Unavailable):
+    """The model is known by name, but its files have not been installed."""
+
+    code = "not-installed"
 
 
 class DeadlineExceeded(AttentionError):

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from models import repository
 from models.errors import InvalidModel
-from models.repository import BrokenEntry, ModelEntry
+from models.repository import BrokenEntry, Entry
 from models.spec import NAME
 from service.backends.base import Backend
-from service.catalog import Catalog, LoadedModel, nearest, open_model, repository_folder, with_builtin
+from service.catalog import Catalog, Loaded, nearest, open_model, repository_folder, with_builtin
 from service.errors import Conflict, NotFound, UnservableModel
 from service.metrics import Metrics
 from service.settings import MIB, Settings
@@ -31,7 +31,7 @@ class Change:
         unloaded: `name@version` of layers that are gone.
     """
 
-    loaded: list[LoadedModel]
+    loaded: list[Loaded]
     unloaded: list[str]
 
 
@@ -85,9 +85,9 @@ class Loader:
 
     def _prepare(
         self, backends: Mapping[str, Backend], name: str, version: str
-    ) -> tuple[list[LoadedModel], list[BrokenEntry]]:
+    ) -> tuple[list[Loaded], list[BrokenEntry]]:
         """Everything that takes time: read, load, compare."""
-        own: list[ModelEntry] = []
+        own: list[Entry] = []
         broken: list[BrokenEntry] = []
         folder = repository_folder(self._settings)
         if folder is not None:
@@ -104,7 +104,7 @@ class Loader:
                     broken.append(BrokenEntry(entry.origin, str(error)))
         return loaded, broken
 
-    def _serve(self, catalog: Catalog, name: str, versions: Mapping[str, LoadedModel]) -> Change:
+    def _serve(self, catalog: Catalog, name: str, versions: Mapping[str, Loaded]) -> Change:
         """From now on, serve these versions of `name` and no others."""
         default, _, fixed = self._settings.default_model.partition("@")
         if name == default and not (fixed in versions if fixed else versions):

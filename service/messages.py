@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from models.tokenizer import Tokens
 from models.types import ALL_TENSOR_NAMES, F32, Array, Projections, SequenceInput, TensorName
@@ -78,10 +78,18 @@ MOST_LAYERS = 1_024
 
 
 def _layers(value: object) -> object:
-    """`all`, or `0,5` as it stands in a query string."""
-    if isinstance(value, str) and value != "all":
-        return [part.strip() for part in value.split(",", MOST_LAYERS)]
-    return value
+    """`all`, numbers of a JSON body, or `0,5` as it stands in a query string."""
+    if value == "all":
+        return value
+    numbers = value.split(",", MOST_LAYERS) if isinstance(value, str) else value
+    if isinstance(numbers, list):
+        numbers = tuple(int(part) if part.strip().isdecimal() else part for part in numbers)
+    if not isinstance(numbers, tuple) or not 0 < len(numbers) <= MOST_LAYERS:
+        raise ValueError('name the layers by their numbers, such as [0, 5], or say "all"')
+    for number in numbers:
+        if type(number) is not int or number < 0:
+            raise ValueError(f"a layer is a whole number from 0, not {number!r}")
+    return numbers
 
 
 class TextOptions(AnswerOptions):
@@ -97,18 +105,9 @@ class TextOptions(AnswerOptions):
         max_length=MOST_NAMES,
         description="Tensors to answer with, of each layer.",
     )
-    layers: Annotated[
-        Literal["all"] | tuple[Annotated[int, Field(ge=0)], ...],
-        Field(union_mode="left_to_right"),
-        BeforeValidator(_layers),
-    ] = Field(default="all", description="Numbers of the layers, the first is 0; or `all`.")
-
-    @field_validator("layers")
-    @classmethod
-    def _some(cls, value: object) -> object:
-        if isinstance(value, tuple) and not 0 < len(value) <= MOST_LAYERS:
-            raise ValueError(f"name 1 to {MOST_LAYERS} layers, or `all`")
-        return value
+    layers: Annotated[Literal["all"] | tuple[int, ...], BeforeValidator(_layers)] = Field(
+        default="all", description="Numbers of the layers, the first is 0; or `all`."
+    )
 
 
 @dataclass(frozen=True, slots=True)

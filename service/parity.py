@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from models.encoder_spec import EncoderSpec, encoder_tensor_names
 from models.types import TENSOR_NAMES, Projections, TensorName
 from service.backends.base import Batch, Runner, Tensors
 from service.errors import ParityError
@@ -30,12 +31,53 @@ class Layer:
     tensor_names: tuple[TensorName, ...] = TENSOR_NAMES
     projections: Projections | None = None
 
+    def cases(self) -> Iterator[tuple[str, Batch]]:
+        """Two seeded sequences of each length: plain, causal, masked with a row that sees nothing, biased."""
+        random = np.random.default_rng(0)
+        for n in LENGTHS:
+            inputs = tuple(random.standard_normal((n, self.embed_dim)).astype(np.float32) for _ in range(2))
+            masks = tuple(random.random((n, n)) < 0.6 for _ in range(2))
+            masks[0][0] = False
+            heads = (self.num_heads, n, n)
+            biases = tuple(random.standard_normal(heads).astype(np.float32) for _ in range(2))
+            plain = Batch(inputs, None, None, False, self.scale, ("outputs", "weights"), self.projections)
+            everything = replace(plain, wanted=self.tensor_names)
+            yield f"n={n}", plain
+            yield f"n={n}, outputs alone, causal", replace(plain, wanted=("outputs",), is_causal=True)
+            yield f"n={n}, every tensor, masked", replace(everything, masks=masks)
+            yield f"n={n}, every tensor, causal, biased", replace(everything, is_causal=True, biases=biases)
 
-def check(layer: Layer, runners: Mapping[str, Runner]) -> dict[str, float]:
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """Names of the scores."""
+        return ("scores",)
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """What a check needs to know of an encoder."""
+
+    spec: EncoderSpec
+
+    def cases(self) -> Iterator[tuple[str, Batch]]:
+        """Two seeded sequences of token ids of each length that fits, every tensor of every layer."""
+        random = np.random.default_rng(0)
+        for n in LENGTHS:
+            if n <= self.spec.max_positions:
+                ids = tuple(random.integers(self.spec.vocab_size, size=n) for _ in range(2))
+                yield f"n={n}", Batch(ids, None, None, False, 1.0, tuple(encoder_tensor_names(self.spec)))
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """Names of the scores."""
+        return tuple(name for name in encoder_tensor_names(self.spec) if name.endswith(".scores"))
+
+
+def check(target: Layer | Stack, runners: Mapping[str, Runner]) -> dict[str, float]:
     """Compare every pair of backends, and each with itself in company.
 
     Args:
-        layer: its sizes.
+        target: the layer or encoder.
         runners: by backend name; one of them is `reference`.
 
     Returns:
@@ -46,8 +88,8 @@ def check(layer: Layer, runners: Mapping[str, Runner]) -> dict[str, float]:
     """
     worst: dict[str, float] = {}
     largest: dict[str, float] = {}
-    between = between_backends(layer, runners["reference"]) if "reference" in runners else BETWEEN_BACKENDS
-    for label, batch in cases(layer):
+    between = between_backends(target, runners["reference"]) if "reference" in runners else BETWEEN_BACKENDS
+    for label, batch in target.cases():
         found = {name: [_living(batch, i, t) for i, t in enumerate(r.run(batch))] for name, r in runners.items()}
         names = sorted(found)
         for i, a in enumerate(names):
@@ -63,34 +105,19 @@ def check(layer: Layer, runners: Mapping[str, Runner]) -> dict[str, float]:
     return worst
 
 
-def between_backends(layer: Layer, reference: Runner) -> float:
-    """The largest difference allowed between two backends for this layer.
+def between_backends(target: Layer | Stack, reference: Runner) -> float:
+    """The largest difference allowed between two backends for this layer or encoder.
 
     A score is rounded by up to 2^-24 of its size in each backend, and the softmax makes a relative difference of the
     weights of that. The tokens of a check are louder than those that a trained layer gets, so its scores may be in the
     hundreds; a few roundings of the largest are then allowed, though never more than to the reference.
     """
-    _, plain = next(cases(layer))
-    scores = np.concatenate([found["scores"].ravel() for found in reference.run(replace(plain, wanted=("scores",)))])
-    steepest = float(np.abs(scores[np.isfinite(scores)]).max(initial=0.0))
+    _, plain = next(target.cases())
+    found = reference.run(replace(plain, wanted=target.scores))
+    steepest = max(
+        float(np.abs(scores).max(initial=0.0, where=np.isfinite(scores))) for t in found for scores in t.values()
+    )
     return min(max(BETWEEN_BACKENDS, 4 * 2**-24 * steepest), TO_REFERENCE)
-
-
-def cases(layer: Layer) -> Iterator[tuple[str, Batch]]:
-    """Two seeded sequences of each length: plain, causal, masked with a row that sees nothing, biased."""
-    random = np.random.default_rng(0)
-    for n in LENGTHS:
-        inputs = tuple(random.standard_normal((n, layer.embed_dim)).astype(np.float32) for _ in range(2))
-        masks = tuple(random.random((n, n)) < 0.6 for _ in range(2))
-        masks[0][0] = False
-        heads = (layer.num_heads, n, n)
-        biases = tuple(random.standard_normal(heads).astype(np.float32) for _ in range(2))
-        plain = Batch(inputs, None, None, False, layer.scale, ("outputs", "weights"), layer.projections)
-        everything = replace(plain, wanted=layer.tensor_names)
-        yield f"n={n}", plain
-        yield f"n={n}, outputs alone, causal", replace(plain, wanted=("outputs",), is_causal=True)
-        yield f"n={n}, every tensor, masked", replace(everything, masks=masks)
-        yield f"n={n}, every tensor, causal, biased", replace(everything, is_causal=True, biases=biases)
 
 
 def _living(batch: Batch, i: int, tensors: Tensors) -> Tensors:

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from models import errors as model_errors
-from models.errors import ArtifactError, AttentionError, InvalidInput, InvalidModel
+from models.errors import ArtifactError, AttentionError, DownloadFailed, InvalidInput, InvalidModel
 from service import errors
 from service.errors import Later, MethodNotAllowed
 
@@ -100,8 +100,8 @@ def problem(error: AttentionError, request_id: str) -> tuple[int, bytes, list[tu
 
 
 NEVER_ANSWERED = frozenset({
-    AttentionError, ArtifactError, InvalidModel, errors.Later, errors.ClientGone, errors.ConfigurationError,
-    errors.ParityError,
+    AttentionError, ArtifactError, InvalidModel, DownloadFailed, errors.Later, errors.ClientGone,
+    errors.ConfigurationError, errors.ParityError,
 })  # fmt: skip
 """Errors of starting and loading, abstract ones, and the one whose caller has left."""
 

@@ -36,6 +36,9 @@ class Settings(BaseSettings):
     default_model: str = Field(
         default="single-head-64", description="Model of requests that name none, `name` or `name@version`."
     )
+    default_text_model: str = Field(
+        default="minilm-l6", description="Encoder of requests with text that name none, `name` or `name@version`."
+    )
     model_repository: Path = Field(
         default=DEFAULT_REPOSITORY,
         description="Folder of the models served beside the built-in ones. The default one need not exist.",

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from models.repository import ModelEntry
-from models.types import F32, Bool, Projections
+from models.repository import EncoderEntry, ModelEntry
+from models.types import F32, Array, Bool, Projections
 
 Tensors = Mapping[str, F32]
 """Tensors of one sequence by name: per-head ones (h, n, ·), outputs (n, h * value_dim), projected (n, embed_dim)."""
@@ -33,7 +33,7 @@ class Batch:
     """b sequences of one length n that want the same.
 
     Attributes:
-        inputs: b arrays (n, embed_dim).
+        inputs: b arrays (n, embed_dim) float32; or, for an encoder, (n,) int64 token ids.
         masks: b arrays (n, n), True = may attend, or None if every row sees every column it may by `is_causal`. A
             layer's own causality and window are in these two; runners add none.
         biases: b arrays (1, n, n) or (h, n, n), all alike, or None.
@@ -43,7 +43,7 @@ class Batch:
         projections: the caller's own matrices, for the runner of `Backend.projections`.
     """
 
-    inputs: tuple[F32, ...]
+    inputs: tuple[Array, ...]
     masks: tuple[Bool, ...] | None
     biases: tuple[F32, ...] | None
     is_causal: bool
@@ -58,7 +58,7 @@ class Batch:
 
 
 class Runner(Protocol):
-    """One layer, loaded on one backend."""
+    """One layer, or one encoder, loaded on one backend."""
 
     @property
     def batch_tokens(self) -> int:
@@ -89,6 +89,9 @@ class Backend(Protocol):
         Raises:
             InvalidModel, ArtifactError: if this backend cannot serve it.
         """
+
+    def encoder(self, entry: EncoderEntry) -> Runner:
+        """Load an encoder of the repository; errors as in `layer`. Its tensors are those of `encoder_tensor_names`."""
 
     def projections(self) -> Runner:
         """A runner of batches that bring their own `projections`: one head, no bias."""

@@ -1,18 +1,25 @@
 """PyTorch, run as it is written."""
 
+from collections.abc import Sequence
+from itertools import islice
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from models.eager import Projections, SelfAttention, attend, fused_outputs, split_heads
-from models.repository import ModelEntry
-from models.types import F32, Array, Bool
+from models.encoder_eager import Encoder
+from models.encoder_spec import placed
+from models.repository import EncoderEntry, ModelEntry
+from models.types import Array
 from service.backends.base import BackendInfo, Batch, Tensors
 from service.devices import Device
 from service.settings import Settings
 
 CPU_BATCH_TOKENS = 256
 GPU_BATCH_TOKENS = 16_384
+
+DTYPES = {np.dtype(np.float32): torch.float32, np.dtype(np.bool_): torch.bool, np.dtype(np.int64): torch.int64}
 
 
 class EagerBackend:
@@ -38,6 +45,10 @@ class EagerBackend:
     def layer(self, entry: ModelEntry) -> "EagerRunner":
         """See `Backend.layer`."""
         return EagerRunner(self, SelfAttention(entry.spec, entry.weights), entry.spec.embed_dim)
+
+    def encoder(self, entry: EncoderEntry) -> "EagerEncoder":
+        """See `Backend.encoder`."""
+        return EagerEncoder(self, Encoder(entry.spec, entry.weights))
 
     def projections(self) -> "EagerRunner":
         """See `Backend.projections`."""
@@ -123,10 +134,41 @@ class EagerRunner:
         query, key, value = (split_heads(inputs @ self._put((matrix,))[0], 1) for matrix in matrices)
         return query, key, value
 
-    def _put(self, arrays: tuple[F32, ...] | tuple[Bool, ...]) -> Tensor:
-        """Copy equal arrays into one new tensor on the device: torch wants memory it may write to."""
-        first: Array = arrays[0]
-        dtype = torch.bool if first.dtype == np.bool_ else torch.float32
-        host = torch.empty((len(arrays), *first.shape), dtype=dtype)
-        np.stack(arrays, out=host.numpy())
-        return host.to(self.device)
+    def _put(self, arrays: Sequence[Array]) -> Tensor:
+        return _copied(arrays, self.device)
+
+
+class EagerEncoder:
+    """One encoder, shared by all threads."""
+
+    def __init__(self, backend: EagerBackend, module: Encoder) -> None:
+        """Move `module` to the device."""
+        self.device, self.stacked, self.batch_tokens = backend.device, backend.stacked, backend.batch_tokens
+        self.module = module.eval().to(self.device)
+
+    def warm(self) -> None:
+        """Let torch load its kernels."""
+        self.run(Batch((np.zeros(8, np.int64),), None, None, False, 1.0, ("layers.0.weights",)))
+
+    def run(self, batch: Batch) -> list[Tensors]:
+        """See `Runner.run`."""
+        torch.get_num_threads()  # as in `EagerRunner.run`
+        with torch.inference_mode():
+            if self.stacked:
+                return self._stack(batch.inputs, batch.wanted)
+            return [self._stack((ids,), batch.wanted)[0] for ids in batch.inputs]
+
+    def _stack(self, sequences: Sequence[Array], wanted: Sequence[str]) -> list[Tensors]:
+        """Sequences of one length in one go, up to the last layer that is wanted."""
+        places = {name: placed(name) for name in wanted}
+        last = max(layer for layer, _ in places.values())
+        found = list(islice(self.module.intermediates(_copied(sequences, self.device)), last + 1))
+        arrays = {name: getattr(found[layer], tensor).cpu().numpy() for name, (layer, tensor) in places.items()}
+        return [{name: array[i] for name, array in arrays.items()} for i in range(len(sequences))]
+
+
+def _copied(arrays: Sequence[Array], device: torch.device) -> Tensor:
+    """Equal arrays as one new tensor on a device: torch wants memory it may write to."""
+    host = torch.empty((len(arrays), *arrays[0].shape), dtype=DTYPES[arrays[0].dtype])
+    np.stack(arrays, out=host.numpy())
+    return host.to(device)

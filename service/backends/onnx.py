@@ -2,15 +2,17 @@
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import onnxruntime as ort
 from onnx import ModelProto
 
-from models.export import Variant, specialise
-from models.repository import ModelEntry
+from models.encoder_spec import EncoderSpec, encoder_tensor_names, placed
+from models.export import Variant, narrow, specialise
+from models.repository import EncoderEntry, ModelEntry
 from models.store import ArtifactStore
 from models.types import Array, Bool
 from service.backends.base import BackendInfo, Batch, Tensors
@@ -24,7 +26,10 @@ CPU_BATCH_TOKENS = 256
 GPU_BATCH_TOKENS = 16_384
 
 SESSIONS = 24
-"""Specialised graphs kept open per layer; the least recently used one is closed first."""
+"""Specialised graphs kept open per layer."""
+
+ENCODER_SESSIONS = 3
+"""Graphs kept open per encoder: each holds the numbers it needs, most of which are the embeddings of words."""
 
 
 class OnnxBackend:
@@ -57,6 +62,10 @@ class OnnxBackend:
         """See `Backend.layer`."""
         return OnnxRunner(self, self.store.layer(entry.spec, entry.weights), stacked=self.stacked)
 
+    def encoder(self, entry: EncoderEntry) -> "OnnxEncoder":
+        """See `Backend.encoder`."""
+        return OnnxEncoder(self, self.store.encoder(entry.spec, entry.weights), entry.spec)
+
     def projections(self) -> "OnnxRunner":
         """See `Backend.projections`. Matrices that are inputs are not packed: these sequences run one by one."""
         return OnnxRunner(self, self.store.projections(), stacked=False)
@@ -86,18 +95,17 @@ class OnnxRunner:
         """Serve `graph`; `stacked` says whether sequences may share a run."""
         self.backend, self.graph, self.stacked = backend, graph, stacked
         self.batch_tokens = backend.batch_tokens
-        self._sessions: OrderedDict[Variant, ort.InferenceSession] = OrderedDict()
-        self._lock = threading.Lock()
+        self._sessions = _Sessions[Variant](SESSIONS, self._open)
 
     def warm(self) -> None:
         """Open the sessions of ordinary requests: outputs and weights, with and without a mask."""
         for masked in (False, True):
-            self._session(Variant(("outputs", "weights"), masked=masked))
+            self._sessions.get(Variant(("outputs", "weights"), masked=masked))
 
     def run(self, batch: Batch) -> list[Tensors]:
         """See `Runner.run`."""
         masked = batch.masks is not None or batch.is_causal
-        session = self._session(Variant(batch.wanted, masked=masked, biased=batch.biases is not None))
+        session = self._sessions.get(Variant(batch.wanted, masked=masked, biased=batch.biases is not None))
         if self.stacked:
             return self._stack(session, batch, 0, len(batch.inputs))
         return [self._stack(session, batch, i, i + 1)[0] for i in range(len(batch.inputs))]
@@ -121,15 +129,65 @@ class OnnxRunner:
         arrays = session.run(None, {name: array for name, array in feed.items() if name in taken})
         return [{name: a[i] for name, a in zip(batch.wanted, arrays, strict=True)} for i in range(stop - start)]
 
-    def _session(self, variant: Variant) -> ort.InferenceSession:
+    def _open(self, variant: Variant) -> ort.InferenceSession:
+        return self.backend.session(specialise(self.graph, variant))
+
+
+class OnnxEncoder:
+    """One exported encoder, with a session for each layer that was the last one asked for: none is computed beyond."""
+
+    def __init__(self, backend: OnnxBackend, graph: ModelProto, spec: EncoderSpec) -> None:
+        """Serve `graph`."""
+        self.backend, self.graph, self.spec = backend, graph, spec
+        self.stacked, self.batch_tokens = backend.stacked, backend.batch_tokens
+        self._sessions = _Sessions[int](ENCODER_SESSIONS, self._open)
+
+    def warm(self) -> None:
+        """Open the sessions of the first layer alone and of all layers."""
+        for layer in (0, self.spec.num_layers - 1):
+            self._sessions.get(layer)
+
+    def run(self, batch: Batch) -> list[Tensors]:
+        """See `Runner.run`."""
+        session = self._sessions.get(max(placed(name)[0] for name in batch.wanted))
+        if self.stacked:
+            return self._stack(session, batch.inputs, batch.wanted)
+        return [self._stack(session, (ids,), batch.wanted)[0] for ids in batch.inputs]
+
+    def _stack(
+        self, session: ort.InferenceSession, sequences: tuple[Array, ...], wanted: tuple[str, ...]
+    ) -> list[Tensors]:
+        arrays = session.run(list(wanted), {"ids": _stacked(sequences)})
+        return [{name: a[i] for name, a in zip(wanted, arrays, strict=True)} for i in range(len(sequences))]
+
+    def _open(self, last: int) -> ort.InferenceSession:
+        if last == self.spec.num_layers - 1:
+            return self.backend.session(self.graph)
+        names = [name for name in encoder_tensor_names(self.spec) if placed(name)[0] <= last]
+        return self.backend.session(narrow(self.graph, names))
+
+
+Key = TypeVar("Key")
+
+
+class _Sessions(Generic[Key]):
+    """Sessions by key, opened when they are first asked for; the least recently used one is closed first."""
+
+    def __init__(self, most: int, opened: Callable[[Key], ort.InferenceSession]) -> None:
+        self._most, self._opened = most, opened
+        self._sessions: OrderedDict[Key, ort.InferenceSession] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Key) -> ort.InferenceSession:
+        """The session for a key."""
         with self._lock:
-            if (session := self._sessions.get(variant)) is not None:
-                self._sessions.move_to_end(variant)
+            if (session := self._sessions.get(key)) is not None:
+                self._sessions.move_to_end(key)
                 return session
-        session = self.backend.session(specialise(self.graph, variant))
+        session = self._opened(key)
         with self._lock:
-            self._sessions[variant] = session
-            while len(self._sessions) > SESSIONS:
+            self._sessions[key] = session
+            while len(self._sessions) > self._most:
                 self._sessions.popitem(last=False)
         return session
 

@@ -1,12 +1,15 @@
 """The oracle as a backend: NumPy float64, answers rounded to float32. Slow, exact, always on the CPU."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from models.encoder_reference import encode
+from models.encoder_spec import placed
 from models.reference import attention, self_attention
-from models.repository import ModelEntry
-from models.types import F32, F64
+from models.repository import EncoderEntry, ModelEntry
+from models.types import F32, F64, Array
 from service.backends.base import BackendInfo, Batch, Tensors
 from service.devices import Device
 from service.settings import Settings
@@ -22,6 +25,10 @@ class ReferenceBackend:
     def layer(self, entry: ModelEntry) -> "ReferenceRunner":
         """See `Backend.layer`."""
         return ReferenceRunner(entry)
+
+    def encoder(self, entry: EncoderEntry) -> "ReferenceEncoder":
+        """See `Backend.encoder`."""
+        return ReferenceEncoder(entry)
 
     def projections(self) -> "ReferenceRunner":
         """See `Backend.projections`."""
@@ -73,6 +80,28 @@ class ReferenceRunner:
                 scale=batch.scale,
             )
         return {name: trace.tensor(name).astype(np.float32) for name in batch.wanted}
+
+
+class ReferenceEncoder:
+    """An encoder of the repository."""
+
+    batch_tokens = 0
+
+    def __init__(self, entry: EncoderEntry) -> None:
+        """Serve `entry`."""
+        self.entry = entry
+
+    def warm(self) -> None:
+        """Nothing to prepare."""
+
+    def run(self, batch: Batch) -> list[Tensors]:
+        """See `Runner.run`."""
+        return [self._one(ids, batch.wanted) for ids in batch.inputs]
+
+    def _one(self, ids: Array, wanted: Sequence[str]) -> Tensors:
+        traces = encode(ids, self.entry.spec, self.entry.weights)
+        places = [(name, *placed(name)) for name in wanted]
+        return {name: traces[layer].tensor(tensor).astype(np.float32) for name, layer, tensor in places}
 
 
 def _one_head(x: F32, matrix: F32) -> F64:

@@ -14,6 +14,7 @@ import numpy as np
 import orjson
 import simdjson
 
+from models.encoder_spec import placed
 from models.errors import InvalidInput, ShapeMismatch
 from models.types import F32, F64, Array, Bool, Projections
 from service.codecs.base import (
@@ -79,10 +80,10 @@ class JsonCodec:
 
 def _by_layer(found: dict[str, Any]) -> list[dict[str, Any]]:
     """An encoder's tensors, named `layers.5.weights` and so on, as one object per layer."""
-    layers: dict[str, dict[str, Any]] = {}
+    layers: dict[int, dict[str, Any]] = {}
     for name, value in found.items():
-        _, number, tensor = name.split(".")
-        layers.setdefault(number, {"layer": int(number)})[tensor] = value
+        layer, tensor = placed(name)
+        layers.setdefault(layer, {"layer": layer})[tensor] = value
     return list(layers.values())
 
 

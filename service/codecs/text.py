@@ -54,6 +54,4 @@ def _text(value: object, pointer: str, before: int) -> str:
         raise WrongType.at(pointer, f"expected a string, got {json_type(value)}")
     if before + len(value) > MOST_CHARACTERS:
         raise TooLarge.at(pointer, f"{before + len(value)} characters so far; a request may have {MOST_CHARACTERS}")
-    if surrogate := next((i for i, c in enumerate(value) if "\ud800" <= c <= "\udfff"), None):
-        raise InvalidOption.at(pointer, f"character {surrogate} is half of a surrogate pair, and no text")
     return value

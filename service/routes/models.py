@@ -3,9 +3,10 @@
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
-from models.spec import Example, Position, Provenance, QueryKeyNorm
+from models.downloads import CHECKPOINTS
+from models.spec import Example, Parity, Position, Provenance, QueryKeyNorm
 from service.access import KEY_NEEDED
-from service.catalog import Catalog, LoadedModel
+from service.catalog import Catalog, Loaded, LoadedEncoder, LoadedModel
 from service.errors import Draining
 from service.loader import Change
 from service.runtime import Runtime
@@ -44,6 +45,41 @@ class ModelDescription(BaseModel):
     backends: list[str]
 
 
+class EncoderDescription(BaseModel):
+    """A served encoder: it takes text at `/v1/text/attention`."""
+
+    name: str
+    version: str
+    versions: list[str] = Field(description="Every version of that name, oldest first.")
+    description: str
+    num_layers: int
+    embed_dim: int
+    num_heads: int
+    head_dim: int
+    vocab_size: int
+    max_positions: int = Field(description="Tokens of a text that fit, special ones included.")
+    source: str
+    license: str
+    files: dict[str, str] = Field(description="SHA-256 of each file it was imported from.")
+    library_parity: Parity | None = Field(description="Differences to its own library, measured at import.")
+    origin: str = Field(description="The folder in the model repository.")
+    digest: str = Field(description="SHA-256 of the weights.")
+    parity: dict[str, float] = Field(
+        description="Largest difference between two backends at load, relative to the largest value."
+    )
+    backends: list[str]
+
+
+class NotInstalledModel(BaseModel):
+    """An encoder that can be had by name."""
+
+    name: str
+    description: str
+    source: str
+    license: str
+    command: str = Field(description="What installs it.")
+
+
 class BrokenModel(BaseModel):
     """A folder of the model repository that cannot be served."""
 
@@ -55,14 +91,16 @@ class ModelList(BaseModel):
     """Every served model."""
 
     default: str = Field(description="The model of requests that name none.")
-    models: list[ModelDescription]
+    models: list[ModelDescription] = Field(description="Layers: they take embeddings at `/v1/attention`.")
+    encoders: list[EncoderDescription]
+    not_installed: list[NotInstalledModel] = Field(description="Encoders that can be had by name.")
     broken: list[BrokenModel]
 
 
 class ModelChange(BaseModel):
     """What is served otherwise than before."""
 
-    loaded: list[ModelDescription] = Field(description="Models that are new or were loaded again.")
+    loaded: list[ModelDescription | EncoderDescription] = Field(description="Models that are new or were loaded again.")
     unloaded: list[str] = Field(description="`name@version` of models that are not served any more.")
 
 
@@ -81,12 +119,27 @@ def router(runtime: Runtime) -> APIRouter:
     async def list_models() -> ModelList:
         """Every version of every model, and the folders of the repository that could not be served."""
         catalog = runtime.engine.catalog
-        found = [_describe(catalog, model) for versions in catalog.models.values() for model in versions.values()]
-        broken = [BrokenModel(origin=entry.origin, reason=entry.reason) for entry in catalog.broken]
-        return ModelList(default=runtime.settings.default_model, models=found, broken=broken)
+        served = [model for versions in catalog.models.values() for model in versions.values()]
+        return ModelList(
+            default=runtime.settings.default_model,
+            models=[_layer(catalog, model) for model in served if isinstance(model, LoadedModel)],
+            encoders=[_encoder(catalog, model) for model in served if isinstance(model, LoadedEncoder)],
+            not_installed=[
+                NotInstalledModel(
+                    name=name,
+                    description=checkpoint.description,
+                    source=checkpoint.source,
+                    license=checkpoint.license,
+                    command=f"attention models get {name}",
+                )
+                for name, checkpoint in CHECKPOINTS.items()
+                if name not in catalog.models
+            ],
+            broken=[BrokenModel(origin=entry.origin, reason=entry.reason) for entry in catalog.broken],
+        )
 
     @routes.get("/{name}", summary="One model")
-    async def get_model(name: str) -> ModelDescription:
+    async def get_model(name: str) -> ModelDescription | EncoderDescription:
         """A model by `name` (its newest version) or `name@version`."""
         catalog = runtime.engine.catalog
         return _describe(catalog, catalog.find(name))
@@ -117,7 +170,35 @@ def _changed(catalog: Catalog, change: Change) -> ModelChange:
     return ModelChange(loaded=[_describe(catalog, model) for model in change.loaded], unloaded=change.unloaded)
 
 
-def _describe(catalog: Catalog, model: LoadedModel) -> ModelDescription:
+def _describe(catalog: Catalog, model: Loaded) -> ModelDescription | EncoderDescription:
+    return _encoder(catalog, model) if isinstance(model, LoadedEncoder) else _layer(catalog, model)
+
+
+def _encoder(catalog: Catalog, model: LoadedEncoder) -> EncoderDescription:
+    spec = model.entry.spec
+    return EncoderDescription(
+        name=spec.name,
+        version=spec.version,
+        versions=list(catalog.models[spec.name]),
+        description=spec.description,
+        num_layers=spec.num_layers,
+        embed_dim=spec.embed_dim,
+        num_heads=spec.num_heads,
+        head_dim=spec.head_dim,
+        vocab_size=spec.vocab_size,
+        max_positions=spec.max_positions,
+        source=spec.source,
+        license=spec.license,
+        files=spec.files,
+        library_parity=spec.parity,
+        origin=model.entry.origin,
+        digest=model.digest,
+        parity=dict(model.parity),
+        backends=list(model.runners),
+    )
+
+
+def _layer(catalog: Catalog, model: LoadedModel) -> ModelDescription:
     spec = model.entry.spec
     return ModelDescription(
         name=spec.name,

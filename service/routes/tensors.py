@@ -247,6 +247,8 @@ def _query_schema(options: type[AnswerOptions], name: str) -> dict[str, Any]:
     if name == "returns":
         names = "|".join(ALL_TENSOR_NAMES)
         return {"type": "string", "pattern": f"^({names})(,({names}))*$"}
+    if name == "layers":
+        return {"type": "string", "pattern": r"^(all|[0-9]{1,4}(,[0-9]{1,4})*)$"}
     schema: dict[str, Any] = options.model_json_schema()["properties"][options.model_fields[name].alias or name]
     given = next((kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}), schema)
     return {key: value for key, value in given.items() if key not in ("title", "description", "default")}

@@ -15,7 +15,7 @@ from models.encoder_reference import encode, hidden_states
 from models.encoder_spec import EncoderSpec, encoder_tensor_names, parse_encoder_spec
 from models.encoder_weights import checked, load, save
 from models.errors import ArtifactError, InvalidInput, InvalidModel, ShapeMismatch
-from models.export import OPSET, export_encoder
+from models.export import OPSET, export_encoder, narrow
 from models.spec import AttentionSpec
 from models.store import ArtifactStore
 from models.types import ALL_TENSOR_NAMES
@@ -123,6 +123,29 @@ def test_the_graph_is_free_in_batch_and_tokens_and_computes_no_shape():
     assert [o.version for o in model.opset_import if o.domain == ""] == [OPSET]
     constants = {t.name for t in model.graph.initializer}
     assert all(node.input[1] in constants for node in model.graph.node if node.op_type == "Reshape")
+
+
+@pytest.mark.parametrize("tensor", ALL_TENSOR_NAMES)
+def test_a_narrower_graph_gives_the_same_and_computes_no_later_layer(tensor):
+    """Whoever looks at the first layer does not wait for the others."""
+    wanted, ids = [f"layers.1.{tensor}", f"layers.0.{tensor}"], draw_ids(KINDS["bert"], 31, 3)
+
+    small = narrow(exported("bert"), wanted)
+
+    assert [value.name for value in small.graph.output] == wanted
+    assert not any(t.name.startswith("layers.2.") for t in small.graph.initializer)
+    narrowed = session_of(small)
+    found = narrowed.run(None, {"ids": ids})
+    for a, b in zip(found, session("bert").run(wanted, {"ids": ids}), strict=True):
+        assert apart(a, b) <= 1e-5
+    for i in range(len(ids)):
+        for together, alone in zip(found, narrowed.run(None, {"ids": ids[i : i + 1]}), strict=True):
+            np.testing.assert_array_equal(together[i], alone[0])
+
+
+def test_an_output_that_does_not_exist_is_refused():
+    with pytest.raises(ArtifactError, match=r"the graph has no output 'layers\.3\.weights'"):
+        narrow(exported("bert"), ["layers.0.weights", "layers.3.weights"])
 
 
 def test_numbers_beyond_one_graph_are_refused_before_the_export(monkeypatch):

@@ -15,8 +15,9 @@ from wire import JSON, NPY, NPZ, PROBLEM, SAFETENSORS, Reply, attend, call, npy
 
 from models.types import TENSOR_NAMES
 from service.messages import Options
-from service.routes.attention import EXAMPLES, AttentionRoute
+from service.routes.attention import AttentionRoute
 from service.routes.tensors import REFUSALS
+from service.routes.text import TextRoute
 
 pytestmark = pytest.mark.server
 
@@ -62,25 +63,31 @@ def test_every_reference_leads_somewhere(document: dict[str, Any]):
     walk(document)
 
 
-@pytest.mark.parametrize("name", list(EXAMPLES))
-@pytest.mark.parametrize("query", ["", "?encoding=base64", "?top_k=1&encoding=base64", "?return=scores,weights,key"])
-def test_every_example_works_as_it_stands(server: Server, document: dict[str, Any], name: str, query: str):
-    """The first thing that a reader of /docs does is to send it; the answer is what the document says."""
-    content = document["paths"]["/v1/attention"]["post"]["requestBody"]["content"][JSON]
-    value = {field: part for field, part in content["examples"][name]["value"].items() if field not in query}
+ROUTES = {"/v1/attention": AttentionRoute.operation, "/v1/text/attention": TextRoute.operation}
+QUERIES = ("", "?encoding=base64", "?top_k=1&encoding=base64", "?return=scores,weights,key", "?format=bertviz")
 
-    reply = attend(server.url, value, query)
+
+@pytest.mark.parametrize("query", QUERIES)
+@pytest.mark.parametrize(("path", "name"), [(path, name) for path in ROUTES for name in ROUTES[path].examples])
+def test_every_example_works_as_it_stands(server: Server, document: dict[str, Any], path: str, name: str, query: str):
+    """The first thing that a reader of /docs does is to send it; the answer is what the document says."""
+    content = document["paths"][path]["post"]["requestBody"]["content"][JSON]
+    dropped = ("return", "top_k") if "bertviz" in query else ()
+    value = {k: part for k, part in content["examples"][name]["value"].items() if k not in query and k not in dropped}
+
+    reply = call(server.url, "POST", f"{path}{query}", json.dumps(value).encode(), {"Content-Type": JSON})
 
     conforms(document, content["schema"], content["examples"][name]["value"])
     assert reply.status == 200
-    conforms(document, component("AttentionAnswer"), reply.json())
+    conforms(document, component(ROUTES[path].answer.__name__), reply.json())
 
 
-def test_the_examples_are_those_of_the_source(document: dict[str, Any]):
+@pytest.mark.parametrize("path", ROUTES)
+def test_the_examples_are_those_of_the_source(document: dict[str, Any], path: str):
     """None was lost on the way."""
-    content = document["paths"]["/v1/attention"]["post"]["requestBody"]["content"][JSON]
+    content = document["paths"][path]["post"]["requestBody"]["content"][JSON]
 
-    assert set(content["examples"]) == set(EXAMPLES)
+    assert set(content["examples"]) == set(ROUTES[path].examples)
 
 
 @pytest.mark.parametrize("path", ["/healthz/live", "/healthz/ready", "/v1/models", "/v1/models/lesson"])
@@ -184,7 +191,7 @@ def test_every_refusal_is_as_described(server: Server, document: dict[str, Any])
 def test_other_operations_describe_their_errors(server: Server, document: dict[str, Any]):
     """By one `default` response."""
     for path, item in document["paths"].items():
-        if path != "/v1/attention":
+        if not path.endswith("/attention"):
             for operation in item.values():
                 assert PROBLEM in operation["responses"]["default"]["content"]
     conforms(document, component("Problem"), call(server.url, "GET", "/v1/models/none").json())
@@ -205,7 +212,7 @@ def test_a_generated_client_meets_nothing_that_is_not_described(server: Server, 
     )  # fmt: skip
 
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "8 selected / 8 total" in ended.stdout
+    assert "9 selected / 9 total" in ended.stdout
 
 
 def test_api_keys_are_described_where_they_are_asked_for(settings):

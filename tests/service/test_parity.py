@@ -215,7 +215,7 @@ def test_an_answer_that_depends_on_its_batch_is_an_error(right, tensor):
 
 def test_the_cases_cover_masks_biases_and_causality():
     """Each length plain, fused, masked with a row that sees nothing, and biased; the same at every start."""
-    first, second = (list(parity.cases(LAYER)) for _ in range(2))
+    first, second = (list(LAYER.cases()) for _ in range(2))
 
     assert len(first) == 4 * len(parity.LENGTHS)
     assert all(len(batch.inputs) == 2 for _, batch in first)

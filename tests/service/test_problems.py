@@ -37,6 +37,7 @@ STATUSES: list[tuple[type[AttentionError], int, str, str]] = [
     (errors.Unavailable, 503, "unavailable", "rejected"),
     (errors.QueueFull, 503, "queue-full", "rejected"),
     (errors.Draining, 503, "draining", "rejected"),
+    (errors.NotInstalled, 503, "not-installed", "rejected"),
     (errors.NotReady, 503, "not-ready", "rejected"),
     (errors.DeadlineExceeded, 504, "deadline-exceeded", "expired"),
 ]
