@@ -8,8 +8,7 @@ is their rounding.
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -18,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from models.eager import SelfAttention
 from models.masks import visible
@@ -26,6 +24,7 @@ from models.positions import relative_buckets, rotate
 from models.reference import attention, self_attention
 from models.spec import AttentionSpec, Relative
 from models.weights import AttentionWeights, checked
+from tests.library import quiet
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -39,16 +38,6 @@ EXACT = 1e-12  # float64 throughout
 ROUNDED = 5e-6
 FLOAT32 = 5e-6  # of our module
 MISTAKEN = 1e-3
-
-
-class Doubles(TorchFunctionMode):
-    """Inside, whatever asks torch for float32 gets float64."""
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        function = torch.Tensor.double if function is torch.Tensor.float else function
-        args = [torch.float64 if a is torch.float32 else a for a in args]
-        kwargs = {k: torch.float64 if a is torch.float32 else a for k, a in (kwargs or {}).items()}
-        return function(*args, **kwargs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,18 +280,6 @@ FAMILIES = {
         rounds=False,
     ),
 }
-
-
-@contextmanager
-def quiet(exact: bool) -> Iterator[None]:
-    """Without the library's warnings; if `exact`, without float32."""
-    with warnings.catch_warnings(), torch.no_grad(), Doubles() if exact else nullcontext():
-        warnings.simplefilter("ignore")
-        torch.set_default_dtype(torch.float64 if exact else torch.float32)  # of a quotient of integers
-        try:
-            yield
-        finally:
-            torch.set_default_dtype(torch.float32)
 
 
 @lru_cache

@@ -1,0 +1,89 @@
+"""Tiny random checkpoints, and the law that holds for a layer imported from any of them."""
+
+import math
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from models.eager import SelfAttention
+from models.importers import Imported, identify, import_layer, open_checkpoint, parity
+from models.masks import visible
+from tests.library import quiet
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    transformers = pytest.importorskip("transformers", minversion="5.0", reason="a library to compare with")
+
+EXACT = 1e-12  # the reference and the library, both in float64
+ROUNDED = 1e-5  # our torch module and the library, both in float32
+MISTAKEN = 1e-3
+
+SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 24,
+    "intermediate_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def save(folder: Path, model: str, dtype: torch.dtype = torch.float32, shard: str = "1GB", **config: Any) -> Path:
+    """Write a random model of the class `model`, its numbers drawn anew: as made, attention is all but uniform."""
+    kind = getattr(transformers, model)
+    with quiet(False):
+        made = kind(kind.config_class(**config))
+        random = np.random.RandomState(0)
+        for name, parameter in made.named_parameters():
+            numbers = random.standard_normal(parameter.shape)
+            if parameter.ndim >= 2:
+                numbers *= 1.5 / math.sqrt(min(parameter.shape))
+            elif "norm" in name.lower() and name.endswith("weight"):
+                numbers = 1 + 0.3 * numbers
+            parameter.data = torch.tensor(numbers, dtype=torch.float32)
+        made.to(dtype).save_pretrained(folder, max_shard_size=shard)
+    return folder
+
+
+def assert_imports(path: Path, layer: int, **options: Any) -> Imported:
+    """Import a layer, and hold it against the library in float64, and as it is served, in float32."""
+    imported = import_layer(path, layer, "m", **options)
+    spec, weights, checkpoint = imported.spec, imported.weights, open_checkpoint(path)
+    family = identify(checkpoint, options.get("family"))
+    with quiet(exact=family.library is not None):  # torch itself insists on nothing
+        exact = parity.run_library(checkpoint, family, layer, spec.num_heads, "float64")
+    rounded = parity.run_library(checkpoint, family, layer, spec.num_heads)
+    assert exact is not None
+    assert rounded is not None
+
+    assert spec.provenance.parity.library == rounded.library
+    assert {"weights", "outputs", "projected"} == spec.provenance.parity.differences.keys()
+    _, difference = parity.compare(exact, spec, weights)
+    assert difference <= EXACT
+
+    narrow = parity.narrowed(spec)
+    n = len(rounded.inputs)
+    keep = visible(n, None, is_causal=narrow.is_causal, window=narrow.window)
+    ours = SelfAttention(narrow, weights)(
+        torch.tensor(rounded.inputs[None], dtype=torch.float32),
+        torch.tensor(spec.effective_scale, dtype=torch.float32),
+        None if keep is None else torch.tensor(keep[None]),
+    )
+    served = max(
+        float(np.abs(found[0].numpy() - want).max() / np.abs(want).max())
+        for found, want in ((ours.weights, rounded.weights), (ours.outputs, rounded.outputs))
+    )
+    assert served <= ROUNDED
+    if os.environ.get("SHOW_PARITY"):
+        print(f"PARITY {path.name} {family.name} {layer} {difference:.1e} {served:.1e}")  # noqa: T201
+    return imported
