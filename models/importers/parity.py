@@ -7,8 +7,9 @@ What enters its attention module is given to our reference in float64, and what 
 import importlib
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
@@ -124,30 +125,46 @@ def _run_transformers(
 
 def _model(torch: ModuleType, transformers: ModuleType, path: Path, library: Library, layer: int, dtype: str) -> Any:
     """The model in evaluation mode, without the layers that come after."""
-    with TemporaryDirectory() as empty:
-        folder = path
-        options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-        if path.suffix == ".gguf":
-            folder, options = path.parent, options | {"gguf_file": path.name}
-        elif not path.is_dir() and path.name != "model.safetensors":
-            folder = Path(empty)  # the library loads a folder's model.safetensors only
-            (folder / "model.safetensors").symlink_to(path.resolve())
-            (folder / "config.json").symlink_to((path.parent / "config.json").resolve())
-        elif not path.is_dir():
-            folder = path.parent
-        config = transformers.AutoConfig.from_pretrained(folder, **options)
-        for name in ("num_hidden_layers", "num_decoder_layers"):
-            if getattr(config, name, None) is not None:
-                setattr(config, name, layer + 1)
-        if getattr(config, "layer_types", None) is not None:
-            config.layer_types = config.layer_types[: layer + 1]
-        if getattr(config, "sliding_window", None) is not None:
-            config.sliding_window = min(config.sliding_window, NARROW)
-        if path.suffix != ".gguf":
-            options |= {"use_safetensors": True}
-        auto = getattr(transformers, library.auto)
-        eager = {"config": config, "dtype": getattr(torch, dtype), "attn_implementation": "eager"}
-        return auto.from_pretrained(folder, **options, **eager).eval()
+    auto = getattr(transformers, library.auto)
+    eager = {"dtype": getattr(torch, dtype), "attn_implementation": "eager"}
+    local = {"local_files_only": True, "trust_remote_code": False}
+    if path.suffix == ".gguf":
+        config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name, **local)
+        model = auto.from_config(_cut(config, layer), **eager)
+        # What `from_pretrained` calls too, after it has asked for a package that is not needed for it.
+        reader = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
+        with redirect_stderr(StringIO()):  # a progress bar
+            read = reader.load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)
+        model.load_state_dict(read["tensors"], strict=False)
+        return model.eval()
+    with _folder(path) as folder:
+        config = transformers.AutoConfig.from_pretrained(folder, **local)
+        return auto.from_pretrained(folder, config=_cut(config, layer), use_safetensors=True, **local, **eager).eval()
+
+
+@contextmanager
+def _folder(path: Path) -> Iterator[Path]:
+    """A folder in which the library finds the checkpoint; of single files it loads `model.safetensors` only."""
+    if path.is_dir():
+        yield path
+        return
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "model.safetensors").symlink_to(path.resolve())
+        (folder / "config.json").symlink_to((path.parent / "config.json").resolve())
+        yield folder
+
+
+def _cut(config: Any, layer: int) -> Any:
+    """The configuration without the layers that come after, and with a narrow window."""
+    for name in ("num_hidden_layers", "num_decoder_layers"):
+        if getattr(config, name, None) is not None:
+            setattr(config, name, layer + 1)
+    if getattr(config, "layer_types", None) is not None:
+        config.layer_types = config.layer_types[: layer + 1]
+    if getattr(config, "sliding_window", None) is not None:
+        config.sliding_window = min(config.sliding_window, NARROW)
+    return config
 
 
 def _inputs(torch: ModuleType, model: Any, library: Library, dtype: str) -> dict[str, Any]:
