@@ -6,6 +6,7 @@ whole encoder instead. Links may lead anywhere within the repository, and nowher
 """
 
 import math
+import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,6 +121,40 @@ def names(folder: Path) -> list[str]:
         InvalidModel: if `folder` itself is not a folder that can be read.
     """
     return [place.name for place in _subfolders(_folder(folder)) if NAME.fullmatch(place.name)]
+
+
+def write(folder: Path, spec: AttentionSpec, weights: AttentionWeights, *, replace: bool = False) -> Path:
+    """Add a layer to a repository, as `NAME/VERSION/`; readers see all of it or nothing.
+
+    Args:
+        folder: the repository; made if it is not there.
+        spec: the layer.
+        weights: its numbers.
+        replace: whether an entry of that name and version makes room.
+
+    Returns:
+        The entry's folder.
+
+    Raises:
+        InvalidModel: if there is such an entry already, or one without versions that takes the place of all of them.
+    """
+    place = folder / spec.name / spec.version
+    if (place.parent / "spec.json").exists():
+        raise InvalidModel(f"{place.parent} holds a layer itself, so there can be no versions in it; move it first")
+    if place.exists() and not replace:
+        raise InvalidModel(f"{place} exists already; give another name or version, or --force to replace it")
+    folder.mkdir(parents=True, exist_ok=True)
+    # A folder whose name begins with a dot is no entry, and a rename within one repository happens at once.
+    with tempfile.TemporaryDirectory(prefix=".", dir=folder) as name:
+        made, old = Path(name) / "new", Path(name) / "old"
+        made.mkdir()
+        (made / "spec.json").write_text(spec.model_dump_json(indent=1, exclude_defaults=True) + "\n")
+        weights_module.save(weights, made / "weights.safetensors")
+        place.parent.mkdir(exist_ok=True)
+        if place.exists():
+            place.rename(old)
+        made.rename(place)
+    return place
 
 
 def _folder(folder: Path) -> Path:

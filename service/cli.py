@@ -9,6 +9,7 @@ from models.errors import AttentionError
 from service.commands.demo import demo
 from service.commands.doctor import doctor
 from service.commands.export import export
+from service.commands.import_ import import_
 from service.commands.models import models
 from service.commands.run import run
 from service.commands.serve import serve
@@ -20,8 +21,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (serve, demo, run, export, doctor):
-    app.command()(command)
+for command in (serve, demo, run, import_, export, doctor):
+    app.command(command.__name__.strip("_"))(command)
 app.add_typer(models, name="models")
 
 

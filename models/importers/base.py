@@ -7,6 +7,7 @@ told to expect, in the configuration or among the tensors, is refused: wrong num
 
 import json
 import re
+import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,25 +29,27 @@ class Config:
     def __contains__(self, name: str) -> bool:
         return self.values.get(name) is not None
 
-    def _number(self, kind: type | tuple[type, ...], names: tuple[str, ...], default: Any) -> Any:
+    def _number(self, kind: type | tuple[type, ...], names: tuple[str, ...], default: Any, least: float) -> Any:
         for name in names:
             if name in self:
                 value = self.values[name]
-                if not isinstance(value, kind) or isinstance(value, bool):
-                    raise self.fault(name, "is not a number of the right kind")
+                fits = isinstance(value, kind) and not isinstance(value, bool)
+                if not fits or not value >= least:
+                    what = f"a whole number of {least} or more" if kind is int else "a positive number"
+                    raise self.fault(name, f"is not {what}")
                 return value
         if default is None:
             raise InvalidModel(f"{self.where}: {names[0]} is missing")
         return default
 
-    def integer(self, *names: str, default: int | None = None) -> int:
+    def integer(self, *names: str, default: int | None = None, least: int = 1) -> int:
         """The first of `names` that is there and not null; `default` if none is and there is one."""
-        found: int = self._number(int, names, default)
+        found: int = self._number(int, names, default, least)
         return found
 
     def number(self, *names: str, default: float | None = None) -> float:
-        """Like `integer`, for any number."""
-        return float(self._number((int, float), names, default))
+        """Like `integer`, for any positive number."""
+        return float(self._number((int, float), names, default, least=sys.float_info.min))
 
     def flag(self, name: str, *, default: bool) -> bool:
         """A boolean; null is `default`."""

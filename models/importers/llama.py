@@ -1,5 +1,6 @@
 """Llama and its heirs: Mistral, Qwen2, Qwen3, Gemma 2. Rotary positions, few key heads for many query heads, causal."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,7 +84,7 @@ def _layer_type(model: str, config: Config, layer: int) -> str:
         "mistral": True,
         "gemma2": layer % 2 == 0,
         "qwen2": config.flag("use_sliding_window", default=False)
-        and layer >= config.integer("max_window_layers", default=28),
+        and layer >= config.integer("max_window_layers", default=28, least=0),
     }
     return SLIDING if slides["qwen2" if model == "qwen3" else model] else FULL
 
@@ -109,12 +110,6 @@ def _scaling(rope: Config, config: Config) -> dict[str, Any] | None:
     To import another type, add a case with the fields of its class in `models.spec`.
     """
     key = "rope_type" if "rope_type" in rope else "type"
-
-    def original() -> int:
-        place = config if "original_max_position_embeddings" in config else rope
-        known = config.integer("max_position_embeddings") if "max_position_embeddings" in config else None
-        return place.integer("original_max_position_embeddings", default=known)
-
     match rope.values.get(key) or "default":
         case "default":
             return None
@@ -126,21 +121,46 @@ def _scaling(rope: Config, config: Config) -> dict[str, Any] | None:
                 "factor": rope.number("factor"),
                 "low_freq_factor": rope.number("low_freq_factor"),
                 "high_freq_factor": rope.number("high_freq_factor"),
-                "original_max_positions": original(),
+                "original_max_positions": _original(rope, config),
             }
         case "yarn":
-            for name, value in (("mscale", 0), ("mscale_all_dim", 0), ("truncate", True)):
-                rope.only(name, value)
+            rope.only("mscale", 0)
+            rope.only("mscale_all_dim", 0)
             return {
                 "type": "yarn",
                 "factor": rope.number("factor"),
-                "original_max_positions": original(),
+                "original_max_positions": _original(rope, config),
                 "beta_fast": rope.number("beta_fast", default=32.0),
                 "beta_slow": rope.number("beta_slow", default=1.0),
                 "attention_factor": rope.number("attention_factor") if "attention_factor" in rope else None,
+                "truncate": rope.flag("truncate", default=True),
+            }
+        case "dynamic":
+            return {
+                "type": "dynamic",
+                "factor": rope.number("factor"),
+                "original_max_positions": config.integer("max_position_embeddings"),
+            }
+        case "longrope":
+            context = _original(rope, config, least=2)
+            longer = rope.number("factor") if "factor" in rope else config.integer("max_position_embeddings") / context
+            grown = math.sqrt(1 + math.log(longer) / math.log(context)) if longer > 1 else 1.0
+            return {
+                "type": "longrope",
+                "short_factor": rope.values.get("short_factor"),
+                "long_factor": rope.values.get("long_factor"),
+                "original_max_positions": context,
+                "attention_factor": rope.number("attention_factor", default=grown),
             }
         case _:
             raise rope.fault(key, "is a way of scaling rotary positions that is not known here")
+
+
+def _original(rope: Config, config: Config, least: int = 1) -> int:
+    """The context that the model was first trained with."""
+    place = config if "original_max_position_embeddings" in config else rope
+    known = config.integer("max_position_embeddings") if "max_position_embeddings" in config else None
+    return place.integer("original_max_position_embeddings", default=known, least=least)
 
 
 FAMILY = Family(

@@ -175,8 +175,10 @@ def _inputs(torch: ModuleType, model: Any, library: Library, dtype: str) -> dict
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
         picture = draw.standard_normal((1, config.num_channels, height, width))
         return {"pixel_values": torch.tensor(picture, dtype=getattr(torch, dtype))}
-    room = getattr(config, "max_position_embeddings", None) or 2 * TOKENS
-    ids = torch.tensor(draw.randint(0, config.vocab_size, (1, max(1, min(TOKENS, room // 2)))))
+    tokens = TOKENS
+    if getattr(config, "rope_parameters", None) is None and getattr(config, "max_position_embeddings", None):
+        tokens = max(1, min(TOKENS, config.max_position_embeddings // 2))  # some leave out the first positions
+    ids = torch.tensor(draw.randint(0, config.vocab_size, (1, tokens)))
     return {"input_ids": ids} | ({"decoder_input_ids": ids} if library.is_encoder_decoder else {})
 
 
@@ -213,13 +215,9 @@ def compare(run: Run, spec: AttentionSpec, weights: AttentionWeights) -> tuple[P
         The largest absolute differences by tensor, and the largest of all relative to its tensor's largest number.
     """
     trace = self_attention(run.inputs, weights, narrowed(spec))
-    ours = {"weights": trace.weights, "outputs": trace.outputs}
-    if weights.output is not None:
-        projected = trace.outputs @ weights.output.astype(np.float64)
-        ours["projected"] = projected if weights.output_bias is None else projected + weights.output_bias
     differences, relative = {}, 0.0
-    for name, found in ours.items():
-        want = getattr(run, name)
+    for name in ("weights", "outputs", "projected"):
+        found, want = trace.tensor(name), getattr(run, name)
         if found.shape != want.shape:
             raise InvalidModel(f"{name} has shape {found.shape} here, and {want.shape} in {run.library}")
         differences[name] = float(np.abs(found - want).max())

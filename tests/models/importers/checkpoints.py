@@ -81,7 +81,11 @@ def assert_imports(path: Path, layer: int, **options: Any) -> Imported:
     )
     served = max(
         float(np.abs(found[0].numpy() - want).max() / np.abs(want).max())
-        for found, want in ((ours.weights, rounded.weights), (ours.outputs, rounded.outputs))
+        for found, want in (
+            (ours.weights, rounded.weights),
+            (ours.outputs, rounded.outputs),
+            (ours.projected, rounded.projected),
+        )
     )
     assert served <= ROUNDED
     if os.environ.get("SHOW_PARITY"):

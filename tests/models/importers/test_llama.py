@@ -11,6 +11,8 @@ from tests.models.importers.checkpoints import assert_imports, save
 SIZES = COMMON | {"num_key_value_heads": 2}
 ROPE = {"rope_type": "default", "rope_theta": 500.0}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.2, 1.5], "long_factor": [1.0, 2.0, 4.0],
+            "original_max_position_embeddings": 16}  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "beta_fast": 2.0, "beta_slow": 0.5}
 QWEN = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
 GEMMA = {"head_dim": 10, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 1.5, "sliding_window": 7}
@@ -31,6 +33,24 @@ CASES = {
     "llama-yarn-factor": (
         "LlamaModel",
         {"rope_parameters": ROPE | YARN | {"original_max_position_embeddings": 32, "attention_factor": 0.7}},
+        {},
+    ),
+    "llama-yarn-fractional": (
+        "LlamaModel",
+        {"rope_parameters": ROPE | YARN | {"original_max_position_embeddings": 32, "truncate": False}},
+        {},
+    ),
+    # The library runs 24 tokens, more than these contexts.
+    "llama-dynamic": (
+        "LlamaModel",
+        {"rope_parameters": ROPE | {"rope_type": "dynamic", "factor": 3.0}, "max_position_embeddings": 16},
+        {},
+    ),
+    "llama-longrope": ("LlamaModel", {"rope_parameters": ROPE | LONGROPE}, {}),
+    "llama-longrope-factor": ("LlamaModel", {"rope_parameters": ROPE | LONGROPE | {"factor": 3.0}}, {}),
+    "llama-longrope-short": (
+        "LlamaModel",
+        {"rope_parameters": ROPE | LONGROPE | {"original_max_position_embeddings": 32, "attention_factor": 1.2}},
         {},
     ),
     "mistral": ("MistralForCausalLM", {"sliding_window": 7}, {"window": 7}),
@@ -110,11 +130,11 @@ def test_tables_of_angles_in_old_files_change_nothing(tmp_path, rewrite_tensors)
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
-        ({"rope_parameters": {"rope_type": "longrope", "short_factor": [1], "long_factor": [2]}}, "longrope"),
+        ({"rope_parameters": {"rope_type": "dynamic"}}, "factor is missing"),
+        ({"rope_parameters": ROPE | LONGROPE}, "short_factor has 3 numbers for 5 pairs"),
+        ({"rope_parameters": ROPE | LONGROPE | {"short_factor": None}}, "short_factor"),
         ({"rope_parameters": {"rope_type": "spiral"}}, "spiral"),
         ({"rope_parameters": ROPE | YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}}, "mscale"),
-        ({"rope_parameters": ROPE | YARN | {"truncate": False}}, "truncate"),
         ({"rope_parameters": ROPE | {"rope_type": "linear"}}, "factor is missing"),
         ({"rope_parameters": [1]}, "rope_parameters"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
@@ -123,6 +143,8 @@ def test_tables_of_angles_in_old_files_change_nothing(tmp_path, rewrite_tensors)
         ({"layer_types": []}, "layer_types"),
         ({"num_key_value_heads": ...}, "num_key_value_heads is missing"),
         ({"num_attention_heads": "4"}, "num_attention_heads"),
+        ({"num_attention_heads": 0}, "num_attention_heads 0 is not a whole number of 1 or more"),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps"),
         ({"num_attention_heads": 5}, "q_proj.weight"),
         ({"head_dim": 7}, "q_proj.weight"),
     ],
