@@ -15,8 +15,8 @@ from service.settings import load_settings
 
 COMMANDS = """ATTENTION_MODEL_REPOSITORY={folder} attention serve
 python -c "import numpy; numpy.save('tokens.npy', numpy.random.randn(5, {width}).astype('float32'))"
-curl -s 'http://127.0.0.1:8000/v1/attention?model={id}' -H 'Content-Type: application/x-npy' --data-binary @tokens.npy\
-"""
+curl -s 'http://127.0.0.1:8000/v1/attention?model={id}' -H 'Content-Type: application/x-npy' \\
+  -H 'Accept: application/json' --data-binary @tokens.npy"""
 
 
 def import_(
