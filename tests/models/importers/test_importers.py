@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+import sys
 
 import pytest
 import torch
@@ -213,7 +214,14 @@ def test_a_layer_that_the_library_computes_otherwise_is_refused(bert, monkeypatc
 
 def test_a_layer_is_imported_unchecked_where_its_library_is_missing(bert, monkeypatch):
     """It is not needed to serve."""
-    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+
+    assert import_layer(bert, 1, "m").spec.provenance.parity is None
+
+
+def test_a_library_that_is_too_old_is_as_good_as_missing(bert, monkeypatch):
+    """Its modules had other names."""
+    monkeypatch.setattr("transformers.__version__", "4.57.1")
 
     assert import_layer(bert, 1, "m").spec.provenance.parity is None
 
