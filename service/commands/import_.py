@@ -10,10 +10,9 @@ from models import repository
 from models.importers import FAMILIES, import_layer
 from models.spec import AttentionSpec, Provenance
 from models.weights import AttentionWeights
-from service.errors import ConfigurationError
 from service.settings import load_settings
 
-COMMANDS = """ATTENTION_MODEL_REPOSITORY={folder} attention serve
+COMMANDS = """attention serve
 python -c "import numpy; numpy.save('tokens.npy', numpy.random.randn(5, {width}).astype('float32'))"
 curl -s 'http://127.0.0.1:8000/v1/attention?model={id}' -H 'Content-Type: application/x-npy' \\
   -H 'Accept: application/json' --data-binary @tokens.npy"""
@@ -47,8 +46,6 @@ def import_(
 ) -> None:
     """Take an attention layer out of a checkpoint, so that it can be served."""
     folder = repository_folder or load_settings().model_repository
-    if folder is None:
-        raise ConfigurationError("nowhere to write it: give --repository FOLDER, or set ATTENTION_MODEL_REPOSITORY")
     imported = import_layer(
         path,
         layer,
@@ -65,7 +62,8 @@ def import_(
     console.print(f"[bold]{imported.spec.id}[/bold]", end="")
     for line in _lines(imported.spec, imported.weights, place, checked=not no_check):
         console.print(line, markup=False)
-    commands = COMMANDS.format(folder=folder.resolve(), id=imported.spec.id, width=imported.spec.embed_dim)
+    where = f"ATTENTION_MODEL_REPOSITORY={repository_folder.resolve()} " if repository_folder else ""
+    commands = where + COMMANDS.format(id=imported.spec.id, width=imported.spec.embed_dim)
     console.print(f"\nServe it, and ask it about five tokens:\n{commands}", markup=False)
 
 

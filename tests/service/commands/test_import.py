@@ -76,7 +76,9 @@ def test_an_entry_is_not_overwritten_unawares(attention, tmp_path, multihead):
     """Somebody may be served from it."""
     folder = tmp_path / "repository"
     arguments = ("import", multihead, "--layer", 0, "--name", "m", "--num-heads", 4, "--repository", folder)
-    assert attention(*arguments)[0] == 0
+    code, out, _ = attention(*arguments)
+    assert code == 0
+    assert f"ATTENTION_MODEL_REPOSITORY={folder} attention serve" in out
     before = (folder / "m/1/spec.json").read_text()
 
     code, _, err = attention(*arguments, "--source", "elsewhere")
@@ -128,7 +130,6 @@ def test_errors_are_one_line_for_people(attention, tmp_path, multihead):
     for arguments, message in (
         ((*asked, *folder), "give --num-heads"),
         ((*asked, "--num-heads", 4, *folder, "--name", "No Name"), "name"),
-        ((*asked, "--num-heads", 4), "give --repository FOLDER, or set ATTENTION_MODEL_REPOSITORY"),
         (("import", tmp_path / "none", "--layer", 0, "--name", "m", *folder), "no such file or folder"),
     ):
         code, _, err = attention(*arguments)
