@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from models.encoder_import import CONFIG, TOKENIZER, WEIGHTS, import_encoder, sha256, write_entry
+from models import repository
+from models.encoder_import import CONFIG, TOKENIZER, WEIGHTS, import_encoder, sha256
 from models.encoder_spec import parse_encoder_spec
 from models.errors import DownloadFailed, InvalidModel
 
@@ -84,7 +85,7 @@ def fetch(name: str, into: Path, *, parity: bool = True) -> Path:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "checkpoint"
         download(checkpoint, folder)
-        spec, weights, tokenizer = import_encoder(
+        entry = import_encoder(
             folder,
             name,
             description=checkpoint.description,
@@ -92,7 +93,7 @@ def fetch(name: str, into: Path, *, parity: bool = True) -> Path:
             license=checkpoint.license,
             parity=parity,
         )
-        return write_entry(into, spec, weights, tokenizer)
+        return repository.write(into, entry)
 
 
 def download(checkpoint: Checkpoint, folder: Path, *, timeout_s: float = PIP_TIMEOUT_S) -> None:

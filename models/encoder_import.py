@@ -7,8 +7,6 @@ Poolers, heads and buffers are left out. Whatever else stands among the embeddin
 import hashlib
 import importlib
 import importlib.util
-import shutil
-import uuid
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +22,7 @@ from models.encoder_eager import Encoder
 from models.encoder_spec import Activation, EncoderSpec
 from models.encoder_weights import EncoderWeights
 from models.errors import InvalidModel
+from models.repository import EncoderEntry
 from models.spec import Parity, faults, parsed
 from models.tokenizer import Tokenizer
 from models.types import Array
@@ -100,7 +99,7 @@ def import_encoder(
     source: str = "",
     license: str = "",
     parity: bool = True,
-) -> tuple[EncoderSpec, EncoderWeights, bytes]:
+) -> EncoderEntry:
     """Read a checkpoint.
 
     Args:
@@ -113,7 +112,7 @@ def import_encoder(
         parity: whether to compare with transformers, where that is installed: it takes seconds.
 
     Returns:
-        The spec, the numbers, and the content of tokenizer.json.
+        The encoder as an entry of no repository yet.
 
     Raises:
         InvalidModel: if a file is missing or unreadable, the config asks for what an `EncoderSpec` has no word for, or
@@ -152,7 +151,7 @@ def import_encoder(
     Tokenizer(tokenizer, spec.vocab_size)
     if parity:
         spec = spec.model_copy(update={"parity": measure_parity(folder, spec, weights)})
-    return spec, weights, tokenizer
+    return EncoderEntry(spec, weights, tokenizer, "")
 
 
 def sha256(file: Path) -> str:
@@ -255,35 +254,3 @@ def _library_model(folder: Path) -> tuple[str, Callable[[torch.Tensor], Any]]:
         return model(input_ids=ids, output_attentions=True, output_hidden_states=True)
 
     return f"transformers {transformers.__version__}", run
-
-
-def write_entry(repository: Path, spec: EncoderSpec, weights: EncoderWeights, tokenizer: bytes) -> Path:
-    """Put an encoder into a repository, all of it or nothing.
-
-    Args:
-        repository: made if it is not there.
-        spec: becomes NAME/VERSION/encoder.json.
-        weights: becomes weights.safetensors beside it.
-        tokenizer: the content of tokenizer.json there.
-
-    Returns:
-        The folder NAME/VERSION.
-
-    Raises:
-        InvalidModel: if that folder is there already.
-        OSError: if it cannot be written.
-    """
-    place = repository / spec.name / spec.version
-    if place.exists():
-        raise InvalidModel(f"{place} is there already")
-    temporary = place.parent / f".{spec.version}.{uuid.uuid4().hex}"
-    temporary.mkdir(parents=True)  # unlike those of `tempfile`, other users may read it
-    try:
-        (temporary / "encoder.json").write_text(spec.model_dump_json(indent=1) + "\n")
-        encoder_weights.save(weights, temporary / "weights.safetensors")
-        (temporary / "tokenizer.json").write_bytes(tokenizer)
-        temporary.replace(place)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    return place

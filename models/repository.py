@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from safetensors.numpy import save_file
 
 from models import encoder_weights
 from models import weights as weights_module
@@ -25,6 +26,9 @@ from models.weights import AttentionWeights
 BUILTIN_FOLDER = Path(__file__).parent / "specs"
 BUILT_IN = "built-in"
 """Origin of the layers that ship with the project."""
+
+SPEC_FILES = ("spec.json", "encoder.json")
+"""What says that a folder holds a layer, or an encoder."""
 
 MIB = 1 << 20
 MAX_SPEC_BYTES = MIB
@@ -123,13 +127,12 @@ def names(folder: Path) -> list[str]:
     return [place.name for place in _subfolders(_folder(folder)) if NAME.fullmatch(place.name)]
 
 
-def write(folder: Path, spec: AttentionSpec, weights: AttentionWeights, *, replace: bool = False) -> Path:
-    """Add a layer to a repository, as `NAME/VERSION/`; readers see all of it or nothing.
+def write(folder: Path, entry: Entry, *, replace: bool = False) -> Path:
+    """Add a layer or an encoder to a repository, as `NAME/VERSION/`; readers see all of it or nothing.
 
     Args:
         folder: the repository; made if it is not there.
-        spec: the layer.
-        weights: its numbers.
+        entry: what to add.
         replace: whether an entry of that name and version makes room.
 
     Returns:
@@ -138,9 +141,10 @@ def write(folder: Path, spec: AttentionSpec, weights: AttentionWeights, *, repla
     Raises:
         InvalidModel: if there is such an entry already, or one without versions that takes the place of all of them.
     """
+    spec = entry.spec
     place = folder / spec.name / spec.version
-    if (place.parent / "spec.json").exists():
-        raise InvalidModel(f"{place.parent} holds a layer itself, so there can be no versions in it; move it first")
+    if any((place.parent / file).exists() for file in SPEC_FILES):
+        raise InvalidModel(f"{place.parent} holds a model itself, so there can be no versions in it; move it first")
     if place.exists() and not replace:
         raise InvalidModel(f"{place} exists already; give another name or version, or --force to replace it")
     folder.mkdir(parents=True, exist_ok=True)
@@ -148,8 +152,13 @@ def write(folder: Path, spec: AttentionSpec, weights: AttentionWeights, *, repla
     with tempfile.TemporaryDirectory(prefix=".", dir=folder) as name:
         made, old = Path(name) / "new", Path(name) / "old"
         made.mkdir()
-        (made / "spec.json").write_text(spec.model_dump_json(indent=1, exclude_defaults=True) + "\n")
-        weights_module.save(weights, made / "weights.safetensors")
+        described = spec.model_dump_json(indent=1, exclude_defaults=True) + "\n"
+        if isinstance(entry, EncoderEntry):
+            (made / "encoder.json").write_text(described)
+            (made / "tokenizer.json").write_bytes(entry.tokenizer)
+        else:
+            (made / "spec.json").write_text(described)
+        save_file(entry.weights.tensors(), made / "weights.safetensors")
         place.parent.mkdir(exist_ok=True)
         if place.exists():
             place.rename(old)
@@ -175,7 +184,7 @@ def _places(folder: Path) -> Iterator[Path]:
 def _versions(folder: Path, name: Path) -> list[Path]:
     """The entries in the folder of a name: one per version, or the folder itself."""
     try:
-        if not _is_inside(folder, name) or any((name / file).exists() for file in ("spec.json", "encoder.json")):
+        if not _is_inside(folder, name) or any((name / file).exists() for file in SPEC_FILES):
             return [name]
         return _subfolders(name) or [name]
     except OSError:  # such as a lost+found: `_read` fails the same way, and that is reported

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from models.encoder_import import write_entry
+from models.repository import EncoderEntry, write
 from service.settings import Settings
 from tests.encoders import draw_weights, make_spec, word_pieces
 
@@ -109,7 +109,7 @@ def server(artifacts: Path) -> Iterator[Server]:
     """One service for all tests that only talk to it; requests with text get a tiny encoder, called as the default."""
     repository = artifacts.parent / f"{artifacts.name}-repository"
     spec = make_spec(name="minilm-l6", description="A tiny one.")
-    write_entry(repository, spec, draw_weights(spec), word_pieces())
+    write(repository, EncoderEntry(spec, draw_weights(spec), word_pieces(), ""))
     running = start_server(artifacts, ATTENTION_MODEL_REPOSITORY=str(repository))
     yield running
     if running.process.poll() is None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from models.downloads import CHECKPOINTS, DownloadFailed, download
+from models.downloads import CHECKPOINTS, download
 from models.encoder_import import import_encoder
+from models.errors import DownloadFailed
 from models.repository import EncoderEntry
 
 CACHE = Path(os.environ.get("ATTENTION_TEST_CACHE") or Path.home() / ".cache" / "self-attention-service-tests")
@@ -49,7 +50,6 @@ def minilm_folder() -> Path:
 def minilm() -> EncoderEntry:
     """The checkpoint as it would stand in a repository."""
     checkpoint = CHECKPOINTS["minilm-l6"]
-    spec, weights, tokenizer = import_encoder(
+    return import_encoder(
         minilm_folder(), "minilm-l6", source=checkpoint.source, license=checkpoint.license, parity=False
     )
-    return EncoderEntry(spec, weights, tokenizer, "minilm-l6/1")

@@ -132,7 +132,7 @@ def import_layer(
         "name": name,
         "version": version,
         "description": f"Layer {layer} of a {found.name} checkpoint. Inputs are {found.inputs}.",
-        "source": _called(checkpoint) if source is None else source,
+        "source": called(checkpoint) if source is None else source,
         "license": checkpoint.license if license is None else license,
     }
     spec = parse_spec(json.dumps(fields), f"{path.name}, layer {layer}")
@@ -154,7 +154,7 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _called(checkpoint: Checkpoint) -> str:
+def called(checkpoint: Checkpoint) -> str:
     """What the checkpoint calls itself, and never a path of this machine."""
     stated: Any = checkpoint.config.values.get("_name_or_path")
     if isinstance(stated, str) and stated:

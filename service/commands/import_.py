@@ -7,9 +7,13 @@ import typer
 from rich.console import Console
 
 from models import repository
-from models.importers import FAMILIES, import_layer
+from models.encoder_import import import_encoder
+from models.importers import FAMILIES, called, import_layer, open_checkpoint
+from models.repository import ModelEntry
 from models.spec import AttentionSpec, Provenance
 from models.weights import AttentionWeights
+from service.commands.models import show_encoder
+from service.errors import InvalidOption
 from service.settings import load_settings
 
 COMMANDS = """attention serve
@@ -23,8 +27,10 @@ def import_(
         Path,
         typer.Argument(help="A folder with config.json and model.safetensors, a .safetensors file, or a .gguf file."),
     ],
-    layer: Annotated[int, typer.Option(min=0, help="Number of the layer, from 0.")],
     name: Annotated[str, typer.Option(help="What to call it here.")],
+    layer: Annotated[
+        int | None, typer.Option(min=0, help="Number of the layer, from 0; without it the whole BERT-family encoder.")
+    ] = None,
     version: Annotated[str, typer.Option(help="Its version here.")] = "1",
     family: Annotated[str | None, typer.Option(help=f"{', '.join(FAMILIES)}; default: as config.json says.")] = None,
     num_heads: Annotated[
@@ -42,10 +48,26 @@ def import_(
     no_check: Annotated[
         bool, typer.Option("--no-check", help="Do not compare it with the library the checkpoint is made for.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a layer of that name and version.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a model of that name and version.")] = False,
 ) -> None:
-    """Take an attention layer out of a checkpoint, so that it can be served."""
+    """Take an attention layer, or a whole text encoder, out of a checkpoint, so that it can be served."""
     folder = repository_folder or load_settings().model_repository
+    where = f"ATTENTION_MODEL_REPOSITORY={repository_folder.resolve()} " if repository_folder else ""
+    if layer is None:
+        if family is not None or num_heads is not None:
+            raise InvalidOption("--family and --num-heads are for a single layer; give --layer too")
+        checkpoint = open_checkpoint(path)
+        entry = import_encoder(
+            path,
+            name,
+            version=version,
+            description="A text encoder.",
+            source=called(checkpoint) if source is None else source,
+            license=checkpoint.license if license_ is None else license_,
+            parity=not no_check,
+        )
+        show_encoder(entry.spec, repository.write(folder, entry, replace=force), where)
+        return
     imported = import_layer(
         path,
         layer,
@@ -57,12 +79,11 @@ def import_(
         license=license_,
         check=not no_check,
     )
-    place = repository.write(folder, imported.spec, imported.weights, replace=force)
+    place = repository.write(folder, ModelEntry(imported.spec, imported.weights, ""), replace=force)
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"[bold]{imported.spec.id}[/bold]", end="")
     for line in _lines(imported.spec, imported.weights, place, checked=not no_check):
         console.print(line, markup=False)
-    where = f"ATTENTION_MODEL_REPOSITORY={repository_folder.resolve()} " if repository_folder else ""
     commands = where + COMMANDS.format(id=imported.spec.id, width=imported.spec.embed_dim)
     console.print(f"\nServe it, and ask it about five tokens:\n{commands}", markup=False)
 

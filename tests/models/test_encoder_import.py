@@ -8,12 +8,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from models.encoder_eager import Encoder
-from models.encoder_import import import_encoder, measure_parity, write_entry
+from models.encoder_import import import_encoder, measure_parity
 from models.encoder_reference import encode, hidden_states
 from models.encoder_spec import encoder_tensor_names
 from models.errors import InvalidModel
 from models.export import export_encoder
-from models.repository import scan
+from models.repository import scan, write
 from tests.checkpoints import change_config, largest, library, library_run, write_checkpoint
 
 KINDS = {
@@ -48,7 +48,8 @@ def draw_ids(n: int, count: int) -> np.ndarray:
 
 def test_the_reference_is_the_library_in_float64(checkpoint):
     """Somebody else's code, which people's models were trained with: all but the last digits agree."""
-    spec, weights, _ = import_encoder(checkpoint, "tiny", parity=False)
+    entry = import_encoder(checkpoint, "tiny", parity=False)
+    spec, weights = entry.spec, entry.weights
     model = library(checkpoint, torch.float64)
     for n in LENGTHS:
         ids = draw_ids(n, 1)
@@ -62,7 +63,8 @@ def test_the_reference_is_the_library_in_float64(checkpoint):
 @pytest.mark.parametrize("checkpoint", ["bert", "bert with a head, tanh", "roberta"], indirect=True)
 def test_torch_and_onnx_are_the_library_in_float32(checkpoint):
     """As they are served."""
-    spec, weights, _ = import_encoder(checkpoint, "tiny", parity=False)
+    entry = import_encoder(checkpoint, "tiny", parity=False)
+    spec, weights = entry.spec, entry.weights
     model, module = library(checkpoint, torch.float32), Encoder(spec, weights).eval()
     session = ort.InferenceSession(export_encoder(spec, weights).SerializeToString())
     names = [f"layers.{i}.weights" for i in range(spec.num_layers)]
@@ -79,7 +81,8 @@ def test_torch_and_onnx_are_the_library_in_float32(checkpoint):
 
 @pytest.mark.parametrize("checkpoint", ["bert with a head, tanh", "roberta, another padding"], indirect=True)
 def test_parity_is_measured_where_the_library_is_there(checkpoint):
-    spec, weights, _ = import_encoder(checkpoint, "tiny")
+    entry = import_encoder(checkpoint, "tiny")
+    spec, weights = entry.spec, entry.weights
 
     assert spec.parity.library.startswith("transformers ")
     assert spec.parity.differences.keys() == {"weights", "hidden_states"}
@@ -92,24 +95,24 @@ def test_without_the_library_there_is_no_parity(bert, monkeypatch):
     """A user needs no transformers to import a checkpoint."""
     monkeypatch.setattr("models.encoder_import.importlib.util.find_spec", lambda _: None)
 
-    assert import_encoder(bert, "tiny")[0].parity is None
+    assert import_encoder(bert, "tiny").spec.parity is None
 
 
 def test_the_spec_says_what_was_read(bert):
-    spec, _, tokenizer = import_encoder(
-        bert, "tiny", version="2", description="d", source="s", license="Apache-2.0", parity=False
-    )
+    entry = import_encoder(bert, "tiny", version="2", description="d", source="s", license="Apache-2.0", parity=False)
 
+    spec = entry.spec
     assert (spec.id, spec.description, spec.source, spec.license) == ("tiny@2", "d", "s", "Apache-2.0")
     assert (spec.num_layers, spec.embed_dim, spec.num_heads, spec.head_dim) == (3, 24, 4, 6)
     assert (spec.max_positions, spec.position_offset, spec.activation) == (300, 0, "gelu")
     assert spec.files.keys() == {"config.json", "model.safetensors", "tokenizer.json"}
-    assert tokenizer == (bert / "tokenizer.json").read_bytes()
+    assert entry.tokenizer == (bert / "tokenizer.json").read_bytes()
 
 
 def test_robertas_positions_start_after_the_padding_token(tmp_path):
     """Its table of 300 rows has room for 298 tokens."""
-    spec, weights, _ = import_encoder(write_checkpoint(tmp_path, "RobertaModel"), "tiny", parity=False)
+    entry = import_encoder(write_checkpoint(tmp_path, "RobertaModel"), "tiny", parity=False)
+    spec, weights = entry.spec, entry.weights
 
     assert (spec.max_positions, spec.position_offset) == (298, 2)
     assert weights.position.shape == (300, 24)
@@ -119,7 +122,7 @@ def test_robertas_positions_start_after_the_padding_token(tmp_path):
 def test_half_precision_becomes_float32_without_loss(tmp_path, dtype):
     checkpoint = write_checkpoint(tmp_path, "BertModel", dtype=dtype)
 
-    _, weights, _ = import_encoder(checkpoint, "tiny", parity=False)
+    weights = import_encoder(checkpoint, "tiny", parity=False).weights
 
     theirs = load_file(checkpoint / "model.safetensors")
     assert theirs["embeddings.word_embeddings.weight"].dtype == dtype
@@ -195,7 +198,7 @@ def test_tensors_that_do_not_fit_are_refused_by_name(bert, changes, message):
 
 
 def test_heads_poolers_and_buffers_are_left_out(bert):
-    want = import_encoder(bert, "tiny", parity=False)[1].digest()
+    want = import_encoder(bert, "tiny", parity=False).weights.digest()
     edit(
         bert,
         bert__pooler__dense__weight=torch.zeros(24, 24),
@@ -203,12 +206,12 @@ def test_heads_poolers_and_buffers_are_left_out(bert):
         cls__seq_relationship__bias=torch.zeros(2),
     )
 
-    assert import_encoder(bert, "tiny", parity=False)[1].digest() == want
+    assert import_encoder(bert, "tiny", parity=False).weights.digest() == want
 
 
 def test_old_names_of_normalisations_are_understood(bert):
     """The first checkpoints of BERT still call them gamma and beta."""
-    want = import_encoder(bert, "tiny", parity=False)[1].digest()
+    want = import_encoder(bert, "tiny", parity=False).weights.digest()
     old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
     tensors = load_file(bert / "model.safetensors")
     renamed = {}
@@ -218,7 +221,7 @@ def test_old_names_of_normalisations_are_understood(bert):
         renamed[name] = tensor
     save_file(renamed, bert / "model.safetensors")
 
-    assert import_encoder(bert, "tiny", parity=False)[1].digest() == want
+    assert import_encoder(bert, "tiny", parity=False).weights.digest() == want
 
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])
@@ -239,23 +242,23 @@ def test_a_name_that_no_model_may_have_is_refused(bert):
 
 
 def test_an_import_becomes_an_entry_of_a_repository(bert, tmp_path):
-    spec, weights, tokenizer = import_encoder(bert, "tiny")
-    place = write_entry(tmp_path / "repository", spec, weights, tokenizer)
+    entry = import_encoder(bert, "tiny")
+    place = write(tmp_path / "repository", entry)
 
     good, broken = scan(tmp_path / "repository")
 
     assert broken == []
-    assert [(e.spec, e.tokenizer, e.origin) for e in good] == [(spec, tokenizer, "tiny/1")]
-    assert good[0].weights.digest() == weights.digest()
+    assert [(e.spec, e.tokenizer, e.origin) for e in good] == [(entry.spec, entry.tokenizer, "tiny/1")]
+    assert good[0].weights.digest() == entry.weights.digest()
     assert sorted(p.name for p in place.iterdir()) == ["encoder.json", "tokenizer.json", "weights.safetensors"]
 
 
 def test_an_entry_is_not_overwritten(bert, tmp_path):
     made = import_encoder(bert, "tiny", parity=False)
-    write_entry(tmp_path / "repository", *made)
+    write(tmp_path / "repository", made)
 
-    with pytest.raises(InvalidModel, match="tiny/1 is there already"):
-        write_entry(tmp_path / "repository", *made)
+    with pytest.raises(InvalidModel, match="tiny/1 exists already"):
+        write(tmp_path / "repository", made)
 
 
 def test_an_entry_that_cannot_be_written_leaves_nothing(bert, tmp_path, monkeypatch):
@@ -265,8 +268,8 @@ def test_an_entry_that_cannot_be_written_leaves_nothing(bert, tmp_path, monkeypa
     def full(*_):
         raise OSError("no space left")
 
-    monkeypatch.setattr("models.encoder_import.encoder_weights.save", full)
+    monkeypatch.setattr("models.repository.save_file", full)
 
     with pytest.raises(OSError, match="no space left"):
-        write_entry(tmp_path / "repository", *made)
-    assert list((tmp_path / "repository/tiny").iterdir()) == []
+        write(tmp_path / "repository", made)
+    assert list((tmp_path / "repository").iterdir()) == []

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from models.encoder_eager import Encoder
-from models.encoder_import import write_entry
 from models.encoder_reference import encode
 from models.encoder_spec import encoder_tensor_names
 from models.encoder_weights import load
 from models.export import export_encoder
 from models.reference import Trace
+from models.repository import write
 from models.tokenizer import Tokenizer
 from tests.checkpoints import largest, library, library_run
 from tests.minilm import minilm, minilm_folder
@@ -113,8 +113,7 @@ def test_minilm_tokenizes_as_the_library():
 
 
 def test_minilms_entry_is_read_back(tmp_path):
-    spec, weights = minilm().spec, minilm().weights
-    place = write_entry(tmp_path, spec, weights, minilm().tokenizer)
+    place = write(tmp_path, minilm())
 
-    assert load(spec, place / "weights.safetensors").digest() == weights.digest()
+    assert load(minilm().spec, place / "weights.safetensors").digest() == minilm().weights.digest()
     assert json.loads((place / "encoder.json").read_text())["files"]["model.safetensors"].startswith("53aa5117")

@@ -11,8 +11,8 @@ import torch
 from conftest import Server, start_server
 from wire import JSON, NPZ, SAFETENSORS, Reply, attend, bits, call, from_tensor_object
 
-from models.encoder_import import write_entry
 from models.encoder_reference import encode
+from models.repository import EncoderEntry, write
 from models.tokenizer import Tokenizer
 from models.types import ALL_TENSOR_NAMES
 from tests.checkpoints import library, library_run
@@ -33,7 +33,7 @@ ALL = ",".join(ALL_TENSOR_NAMES)
 @pytest.fixture(scope="module")
 def service(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("repository")
-    write_entry(folder, SPEC, WEIGHTS, word_pieces())
+    write(folder, EncoderEntry(SPEC, WEIGHTS, word_pieces(), ""))
     running = start_server(
         artifacts,
         ATTENTION_MODEL_REPOSITORY=str(folder),
@@ -345,8 +345,7 @@ def test_an_encoder_is_unloaded_and_loaded_again_while_the_service_answers(servi
 @pytest.fixture(scope="module")
 def minilm_service(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("minilm")
-    entry = minilm()
-    write_entry(folder, entry.spec, entry.weights, entry.tokenizer)
+    write(folder, minilm())
     running = start_server(artifacts, ATTENTION_MODEL_REPOSITORY=str(folder))
     yield running
     assert running.stop() == 0
