@@ -94,7 +94,7 @@ def check(target: Layer | Stack, runners: Mapping[str, Runner]) -> dict[str, flo
         names = sorted(found)
         for i, a in enumerate(names):
             for b in names[i + 1 :]:
-                difference = max(_difference(x, y, largest) for x, y in zip(found[a], found[b], strict=True))
+                difference = max(relative_difference(x, y, largest) for x, y in zip(found[a], found[b], strict=True))
                 pair = f"{a}-{b}"
                 worst[pair] = max(worst.get(pair, 0.0), difference)
                 bound = TO_REFERENCE if "reference" in (a, b) else between
@@ -131,7 +131,17 @@ def _living(batch: Batch, i: int, tensors: Tensors) -> Tensors:
     }
 
 
-def _difference(a: Tensors, b: Tensors, largest: dict[str, float]) -> float:
+def relative_difference(a: Tensors, b: Tensors, largest: dict[str, float]) -> float:
+    """Largest difference of two that should be equal, relative to the largest finite value of the tensor.
+
+    Args:
+        a: tensors of one sequence.
+        b: the same of another backend.
+        largest: of each tensor so far; brought up to date from `b`.
+
+    Returns:
+        The largest of all tensors; infinite where what is not finite differs.
+    """
     worst = 0.0
     for name, x in a.items():
         y = b[name]
