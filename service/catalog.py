@@ -128,6 +128,13 @@ class Catalog:
             raise NotFound.at("/model", f"{base!r} has no version {version!r}; it has {', '.join(versions)}")
         return versions[version] if version else next(reversed(versions.values()))
 
+    def runners(self, name: str, version: str) -> Mapping[str, Runner]:
+        """Those that answer as `name` and `version` now, by backend name; none where nothing does any more."""
+        if not version:  # only the caller's own matrices have none
+            return self.projections
+        model = self.models.get(name, {}).get(version)
+        return {} if model is None else model.runners
+
     def replace(self, name: str, versions: Mapping[str, Loaded]) -> None:
         """Serve these versions of `name` and no others; the change is one assignment, so that none is seen half."""
         found = {other: served for other, served in self.models.items() if other != name}

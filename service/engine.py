@@ -19,6 +19,7 @@ from service.messages import AnswerOptions, AttentionInput, AttentionOutput, Tex
 from service.metrics import Metrics
 from service.packing import Job, Unit
 from service.settings import MIB, Settings
+from service.shadow import Shadow
 from service.slots import ThreadSlots
 
 SQUARE: frozenset[TensorName] = frozenset({"weights", "scores"})
@@ -59,6 +60,10 @@ class Sizes:
         """Bytes of the tensors asked for, before heads are averaged and weights made sparse."""
         return 4 * sum(self.elements(name, n) for n in lengths for name in options.wanted)
 
+    def alone(self, n: int, options: AnswerOptions) -> int:
+        """Bytes to compute a sequence of n tokens on any backend, also one that holds scores nobody asked for."""
+        return self.computed([n], options) + 4 * self.elements("scores", n)
+
     def answered(self, lengths: Sequence[int], options: AnswerOptions) -> int:
         """Bytes of the answer: indices and values of sparse weights have four each."""
         total = 0
@@ -76,9 +81,16 @@ class Sizes:
 class LocalEngine:
     """Computes in this process."""
 
-    def __init__(self, settings: Settings, catalog: Catalog, metrics: Metrics, loop: asyncio.AbstractEventLoop) -> None:
-        """Serve the layers of `catalog` from `loop`, whose thread alone may call this object."""
-        self.settings, self.catalog = settings, catalog
+    def __init__(
+        self,
+        settings: Settings,
+        catalog: Catalog,
+        metrics: Metrics,
+        loop: asyncio.AbstractEventLoop,
+        shadow: Shadow | None = None,
+    ) -> None:
+        """Serve the layers of `catalog` from `loop`, whose thread alone may call this object; let `shadow` look on."""
+        self.settings, self.catalog, self.shadow = settings, catalog, shadow
         self.limits = Limits(
             requests=settings.max_inflight_requests,
             sequences=settings.max_inflight_sequences,
@@ -132,8 +144,7 @@ class LocalEngine:
             projections=request.projections,
         )
         units = [Unit(job, sequence, request.pointer(i)) for i, sequence in enumerate(request.sequences)]
-        ticket = self.batcher.submit(units, size, deadline)
-        return Submission(ticket, request, name, self.catalog.backends[backend].info)
+        return self._queued(units, request, name, sizes, size, deadline)
 
     def tokenised(self, request: TextInput) -> "Tokenised":
         """The tokens of a request that brings text. May be called from any thread.
@@ -180,9 +191,24 @@ class LocalEngine:
             scale=1.0,
         )
         units = [Unit(job, SequenceInput(t.ids), request.pointer(i)) for i, t in enumerate(tokenised.tokens)]
+        return self._queued(units, request, (spec.name, spec.version), sizes, size, deadline, tokenised.tokens)
+
+    def _queued(
+        self,
+        units: Sequence[Unit],
+        request: AttentionInput | TextInput,
+        name: tuple[str, str],
+        sizes: Sizes,
+        size: int,
+        deadline: float,
+        tokens: list[Tokens] | None = None,
+    ) -> "Submission":
+        """Hand checked work to the queue, and let the shadow see it; see `submit`."""
         ticket = self.batcher.submit(units, size, deadline)
-        name = (spec.name, spec.version)
-        return Submission(ticket, request, name, self.catalog.backends[backend].info, tokenised.tokens)
+        if self.shadow is not None:
+            alone = [sizes.alone(unit.length, request.options) for unit in units]
+            self.shadow.watch(ticket.future, name, units, alone)
+        return Submission(ticket, request, name, self.catalog.backends[units[0].job.backend].info, tokens)
 
     def _check_fit(self, request: AttentionInput, model: LoadedModel | None, embed_dim: int) -> None:
         """Raise `InvalidInput` where a tensor does not fit the model or the caller's projections."""

@@ -121,9 +121,11 @@ class Loader:
             log.info("unloaded %s@%s", name, version)
             for pair in model.parity:
                 self._metrics.parity.remove(name, version, pair)
+            self._metrics.forget_shadow(name, version)
         for model in loaded:
             log.info("loaded %s: %s", model.entry.spec.id, model.entry.origin)
             self._metrics.set_parity(name, model.entry.spec.version, model.parity)
+            self._metrics.forget_shadow(name, model.entry.spec.version)
         return Change(loaded, [f"{name}@{version}" for version in gone])
 
     async def _unknown(self, catalog: Catalog, name: str, version: str) -> NotFound:

@@ -23,6 +23,9 @@ REJECTIONS = ("requests", "sequences", "tokens", "bytes", "body", "rate", "drain
 OUTCOMES = ("ok", "invalid", "rejected", "expired", "cancelled", "failed")
 """How a request can end. Every received request ends in exactly one."""
 
+SHADOW_OUTCOMES = ("compared", "skipped", "failed")
+"""What became of a sequence that was sampled to be computed again."""
+
 
 def package_version() -> str:
     """The installed version of this project, or `unknown` where it runs from a bare checkout."""
@@ -128,6 +131,20 @@ class Metrics:
             ["model", "version", "pair"],
             registry=registry,
         )
+        self.shadow_difference = Gauge(
+            "attention_shadow_difference",
+            "Largest difference since start, relative to the largest value, between answers and the same computed "
+            "again on another backend.",
+            ["model", "version", "pair"],
+            registry=registry,
+        )
+        self.shadow_sequences = Counter(
+            "attention_shadow_sequences",
+            f"Answered sequences sampled to be computed again, by outcome ({', '.join(SHADOW_OUTCOMES)}).",
+            ["outcome"],
+            registry=registry,
+        )
+        self._largest_shadow: dict[tuple[str, str, str], float] = {}
         self.ready = Gauge("attention_ready", "1 while /healthz/ready answers 200.", registry=registry)
         self.backend_info = Gauge(
             "attention_backend_info",
@@ -148,11 +165,25 @@ class Metrics:
             self.stage.labels(stage)
         for reason in REJECTIONS:
             self.rejected.labels(reason)
+        for outcome in SHADOW_OUTCOMES:
+            self.shadow_sequences.labels(outcome)
 
     def set_parity(self, model: str, version: str, differences: Mapping[str, float]) -> None:
         """Publish how far apart a layer's backends are, by pair."""
         for pair, difference in differences.items():
             self.parity.labels(model, version, pair).set(difference)
+
+    def add_shadow(self, model: str, version: str, pair: str, difference: float) -> None:
+        """Publish how far apart two backends were for a sequence, if it is the most so far."""
+        key = (model, version, pair)
+        self._largest_shadow[key] = largest = max(difference, self._largest_shadow.get(key, 0.0))
+        self.shadow_difference.labels(*key).set(largest)
+
+    def forget_shadow(self, model: str, version: str) -> None:
+        """A layer is gone, or another has taken its name: what was measured is not true of it."""
+        for key in [key for key in self._largest_shadow if key[:2] == (model, version)]:
+            del self._largest_shadow[key]
+            self.shadow_difference.remove(*key)
 
     def watch(self, gauge: Gauge, read: Callable[[], float]) -> None:
         """Read `gauge` when it is scraped, not whenever its value changes."""

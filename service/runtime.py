@@ -7,18 +7,23 @@ from collections.abc import Callable
 from models.errors import AttentionError
 from service.access import Access
 from service.body import Intake
-from service.catalog import load_catalog
+from service.catalog import Catalog, load_catalog
 from service.engine import LocalEngine
 from service.errors import ConfigurationError, NotReady
 from service.gpu import watch_gpus
 from service.loader import Loader
 from service.metrics import Metrics
-from service.settings import Settings
+from service.settings import MIB, Settings
+from service.shadow import Shadow
 
 log = logging.getLogger(__name__)
 
 STALLED_S = 60.0
 """A batch that runs longer than this says that the device hangs: the service is not ready any more."""
+
+
+SHADOW_PART = 8
+"""A sequence is computed again if it takes at most this part of the bytes that may be in flight; it is beside them."""
 
 
 class Runtime:
@@ -79,7 +84,8 @@ class Runtime:
         try:
             catalog = await asyncio.to_thread(load_catalog, self.settings, self.metrics)
             watch_gpus(self.metrics)
-            self._engine = LocalEngine(self.settings, catalog, self.metrics, loop)
+            shadow = self._shadow(catalog, loop) if self.settings.shadow_share else None
+            self._engine = LocalEngine(self.settings, catalog, self.metrics, loop, shadow)
         except Exception as error:
             self._fatal = error if isinstance(error, AttentionError) else ConfigurationError(f"start failed: {error}")
             if not isinstance(error, AttentionError):
@@ -91,6 +97,10 @@ class Runtime:
             log.error("not ready: %s", obstacle)
         else:
             log.info("ready: %s on %s", ", ".join(sorted(catalog.models)), catalog.device)
+
+    def _shadow(self, catalog: Catalog, loop: asyncio.AbstractEventLoop) -> Shadow:
+        most_bytes = self.settings.max_inflight_mib * MIB // SHADOW_PART
+        return Shadow(catalog, self.metrics, loop, self.settings.shadow_share, most_bytes)
 
     @property
     def started(self) -> bool:
@@ -107,6 +117,8 @@ class Runtime:
         self._closing = True
         if self._engine is not None:
             self._engine.batcher.refuse()
+            if self._engine.shadow is not None:
+                self._engine.shadow.stop()
 
     async def stop(self) -> None:
         """Answer what was accepted, `shutdown_timeout_s` at most, then close."""
@@ -116,6 +128,8 @@ class Runtime:
         try:
             async with asyncio.timeout(self.settings.shutdown_timeout_s):
                 await self._engine.batcher.drain()
+                if self._engine.shadow is not None:
+                    await self._engine.shadow.drain()
         except TimeoutError:
             log.error("stopped with work unfinished after %g s", self.settings.shutdown_timeout_s)
         self._engine.batcher.close()

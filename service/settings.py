@@ -80,6 +80,13 @@ class Settings(BaseSettings):
         default=30_000, gt=0, description="Deadline of requests that name none, and the longest one may ask for, ms."
     )
     body_timeout_s: float = Field(default=30.0, gt=0, description="Longest wait for a request's body, s.")
+    shadow_share: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Share of the answered sequences, 0..1, computed again to compare backends: those of onnx by eager,"
+        " others by onnx. While it computes it competes with the requests for a core, or for the GPU. 0: off.",
+    )
     drain_grace_s: float = Field(
         default=1.0,
         ge=0,

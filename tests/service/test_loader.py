@@ -104,6 +104,11 @@ class Service:
         labels = {"model": name, "version": version, "pair": "a-b"}
         return self.metrics.registry.get_sample_value("attention_parity_difference", labels)
 
+    def shadow(self, name, version):
+        """Likewise."""
+        labels = {"model": name, "version": version, "pair": "eager-onnx"}
+        return self.metrics.registry.get_sample_value("attention_shadow_difference", labels)
+
 
 @pytest.fixture
 def backends(monkeypatch):
@@ -412,6 +417,23 @@ def test_an_unloaded_model_is_gone_with_its_metrics_and_can_be_loaded_again(serv
     assert ids(service.unload("mine")) == ([], ["mine@1", "mine@2"])
     assert service.served == ["lesson@1"]
     assert service.parity("mine", "1") is None
+
+
+def test_what_a_shadow_has_measured_goes_with_the_layer_it_was_measured_on(service):
+    """Of another layer of that name it would not be true, and series of those that are gone would add up."""
+    service.put("mine/1")
+    service.put("mine/2")
+    service.put("other")
+    service.start()
+    for name, version in (("mine", "1"), ("mine", "2"), ("other", "1")):
+        service.metrics.add_shadow(name, version, "eager-onnx", 0.5)
+
+    service.load("mine@1")
+    assert [service.shadow("mine", "1"), service.shadow("mine", "2"), service.shadow("other", "1")] == [None, 0.5, 0.5]
+    service.unload("mine")
+    assert [service.shadow("mine", "2"), service.shadow("other", "1")] == [None, 0.5]
+    service.metrics.add_shadow("mine", "2", "eager-onnx", 0.25)
+    assert service.shadow("mine", "2") == 0.25
 
 
 def test_a_built_in_model_can_be_unloaded_and_loaded_again(service, tmp_path):

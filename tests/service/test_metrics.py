@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.metrics import LATENCY_BUCKETS, OUTCOMES, SIZE_BUCKETS, STAGES, Metrics, package_version
+from service.metrics import LATENCY_BUCKETS, OUTCOMES, SHADOW_OUTCOMES, SIZE_BUCKETS, STAGES, Metrics, package_version
 
 OWN = [metric for metric in Metrics().registry.collect() if metric.name.startswith("attention_")]
 
@@ -55,6 +55,7 @@ def filled():
         counter.labels("onnx").inc()
     metrics.rejected.labels("rate").inc()
     metrics.parity.labels("lesson", "1", 'a"b\\c\nd').set(1e-7)
+    metrics.add_shadow("lesson", "1", "eager-onnx", float("inf"))
     metrics.backend_info.labels("onnx", "cpu", "CPUExecutionProvider", "float32").set(1)
     metrics.gpu_memory.labels("0").set(1)
     metrics.gpu_utilisation.labels("0").set(0.5)
@@ -73,6 +74,7 @@ def test_the_page_parses_and_every_series_is_there_once():
     assert "attention_build_info" in {family.name for family in families}
     parity = next(family for family in families if family.name == "attention_parity_difference")
     assert parity.samples[0].labels["pair"] == 'a"b\\c\nd'
+    assert 'attention_shadow_difference{model="lesson",pair="eager-onnx",version="1"} +Inf' in page
 
 
 def test_the_process_and_its_garbage_collector_are_on_the_page():
@@ -81,12 +83,14 @@ def test_the_process_and_its_garbage_collector_are_on_the_page():
     assert {"process_resident_memory_bytes", "process_open_fds", "python_gc_collections"} <= names
 
 
-def test_every_stage_is_there_from_the_start():
+def test_every_stage_and_every_outcome_of_the_shadow_is_there_from_the_start():
     """A series that appears with its first sample makes rates lie."""
     registry = Metrics().registry
 
     for stage in STAGES:
         assert registry.get_sample_value("attention_stage_duration_seconds_count", {"stage": stage}) == 0
+    for outcome in SHADOW_OUTCOMES:
+        assert registry.get_sample_value("attention_shadow_sequences_total", {"outcome": outcome}) == 0
 
 
 def test_metrics_of_two_applications_do_not_meet():
