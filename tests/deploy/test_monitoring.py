@@ -122,7 +122,9 @@ def test_no_rule_is_without_a_test():
 
 def test_the_alerts_are_those_an_operator_was_promised():
     """deploy/README.md lists them."""
-    assert ALERTS.keys() == {"NotReady", "HighErrorRatio", "QueueSaturated", "ParityDrift", "LatencyHigh"}
+    assert ALERTS.keys() == {
+        "NotReady", "HighErrorRatio", "QueueSaturated", "ParityDrift", "BackendsDrift", "LatencyHigh",
+    }  # fmt: skip
     for name in ALERTS:
         assert f"`{name}`" in (DEPLOY / "README.md").read_text()
 
@@ -181,6 +183,13 @@ def test_parity_alerts_before_readiness_fails():
     assert TO_REFERENCE / 2 <= to_reference < TO_REFERENCE
 
 
+def test_production_alerts_where_no_bound_of_a_check_at_load_would_excuse_it():
+    """Callers' scores may be larger than those of the check, and float32 is coarser there."""
+    (bound,) = (float(n) for n in re.findall(r"> (\S+)", ALERTS["BackendsDrift"]["expr"]))
+
+    assert bound == max(BETWEEN_BACKENDS, TO_REFERENCE)
+
+
 def test_the_registry_check_sees_a_metric_that_is_not_there():
     """The checks above compare names; this one makes sure that they find names at all."""
     assert names('sum(rate(attention_no_such_total{job="attention_x"}[5m]))') == {"attention_no_such_total"}
@@ -204,6 +213,7 @@ def test_the_dashboard_shows_what_an_operator_asks():
         "attention_busy_slots",
         "attention_backend_info",
         "attention_parity_difference",
+        "attention_shadow_difference",
         "process_resident_memory_bytes",
         "process_cpu_seconds_total",
         "attention_gpu_memory_used_bytes",
