@@ -1,5 +1,6 @@
 """Tiny random checkpoints, and the law that holds for a layer imported from any of them."""
 
+import json
 import math
 import os
 import warnings
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from models.eager import SelfAttention
 from models.importers import Imported, identify, import_layer, open_checkpoint, parity
@@ -91,3 +93,17 @@ def assert_imports(path: Path, layer: int, **options: Any) -> Imported:
     if os.environ.get("SHOW_PARITY"):
         print(f"PARITY {path.name} {family.name} {layer} {difference:.1e} {served:.1e}")  # noqa: T201
     return imported
+
+
+def rewrite_config(folder: Path, **changes: Any) -> None:
+    """Change fields of a folder's config.json; `...` removes one."""
+    file = folder / "config.json"
+    values = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({name: value for name, value in values.items() if value is not ...}))
+
+
+def rewrite_tensors(folder: Path, changes: dict[str, torch.Tensor | None]) -> None:
+    """Change tensors of a folder's model.safetensors; None removes one."""
+    file = folder / "model.safetensors"
+    tensors = {name: tensor for name, tensor in (load_file(file) | changes).items() if tensor is not None}
+    save_file(tensors, file)

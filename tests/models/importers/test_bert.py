@@ -4,7 +4,7 @@ import pytest
 
 from models.errors import InvalidModel
 from models.importers import import_layer
-from tests.models.importers.checkpoints import SIZES, assert_imports, save
+from tests.models.importers.checkpoints import SIZES, assert_imports, rewrite_config, save
 
 
 @pytest.mark.parametrize("layer", [0, 1, 2])
@@ -28,7 +28,7 @@ def test_a_decoder_is_causal(tmp_path):
     ("field", "value"),
     [("position_embedding_type", "relative_key"), ("add_cross_attention", True), ("quantization_config", {"bits": 4})],
 )
-def test_what_cannot_be_expressed_is_refused(tmp_path, rewrite_config, field, value):
+def test_what_cannot_be_expressed_is_refused(tmp_path, field, value):
     """A layer that leaves out half of what the model does would be wrong in silence."""
     rewrite_config(save(tmp_path, "BertModel", **SIZES), **{field: value})
 

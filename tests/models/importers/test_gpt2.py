@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from models.importers import import_layer
-from tests.models.importers.checkpoints import assert_imports, save
+from tests.models.importers.checkpoints import assert_imports, rewrite_tensors, save
 
 SIZES = {"vocab_size": 40, "n_positions": 64, "n_embd": 24, "n_layer": 3, "n_head": 4, "n_inner": 16,
          "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
@@ -33,7 +33,7 @@ def test_scores_are_scaled_as_the_flags_say(tmp_path, flags, scale):
     assert assert_imports(save(tmp_path, "GPT2Model", **SIZES, **flags), 2).spec.scale == pytest.approx(scale)
 
 
-def test_the_causal_masks_of_old_files_are_no_biases(tmp_path, rewrite_tensors):
+def test_the_causal_masks_of_old_files_are_no_biases(tmp_path):
     """They are called `attn.bias` there."""
     save(tmp_path, "GPT2Model", **SIZES)
     want = import_layer(tmp_path, 1, "m", check=False).weights.digest()

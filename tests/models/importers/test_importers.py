@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from models.errors import InvalidModel
 from models.importers import FAMILIES, import_layer, parity
 from models.spec import AttentionSpec
-from tests.models.importers.checkpoints import SIZES, assert_imports, save
+from tests.models.importers.checkpoints import SIZES, assert_imports, rewrite_config, rewrite_tensors, save
 
 KEY = "encoder.layer.1.attention.self.key.weight"
 
@@ -85,7 +85,7 @@ def test_a_layer_says_where_it_is_from(bert):
     ("stated", "source"),
     [("some/model", "some/model"), ("/home/me/secret/model/", "model"), (r"C:\secret\model", "model"), ("./m", "m")],
 )
-def test_the_source_is_what_the_checkpoint_calls_itself_and_no_path(bert, rewrite_config, stated, source):
+def test_the_source_is_what_the_checkpoint_calls_itself_and_no_path(bert, stated, source):
     """Files keep the path they were trained at."""
     rewrite_config(bert, _name_or_path=stated)
 
@@ -99,7 +99,7 @@ def test_the_user_knows_better(bert):
     assert (spec.source, spec.license, spec.provenance.parity) == ("here", "CC0-1.0", None)
 
 
-def test_an_architecture_tells_the_family_where_no_model_type_does(bert, rewrite_config):
+def test_an_architecture_tells_the_family_where_no_model_type_does(bert):
     """Old configurations have no more."""
     want = import_layer(bert, 0, "m", check=False).weights.digest()
     rewrite_config(bert, model_type=..., architectures=["BertForMaskedLM"])
@@ -143,7 +143,7 @@ def test_an_index_cannot_leave_its_folder(tmp_path, bert, place):
         ({f"other.{KEY}": torch.zeros(24, 24)}, "more than one attention block is layer 1: encoder.* other.encoder"),
     ],
 )
-def test_tensors_that_do_not_fit_are_named(bert, rewrite_tensors, changes, message):
+def test_tensors_that_do_not_fit_are_named(bert, changes, message):
     """So that whoever made the file can tell what is wrong with it."""
     rewrite_tensors(bert, changes)
 
@@ -226,7 +226,7 @@ def test_a_library_that_is_too_old_is_as_good_as_missing(bert, monkeypatch):
     assert import_layer(bert, 1, "m").spec.provenance.parity is None
 
 
-def test_a_library_that_fails_is_named_and_can_be_skipped(bert, rewrite_config):
+def test_a_library_that_fails_is_named_and_can_be_skipped(bert):
     """Its failure may be a finding about the checkpoint."""
     rewrite_config(bert, hidden_act="no such function")
 

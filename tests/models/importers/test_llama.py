@@ -6,7 +6,7 @@ import torch
 from models.errors import InvalidModel
 from models.importers import import_layer
 from tests.models.importers.checkpoints import SIZES as COMMON
-from tests.models.importers.checkpoints import assert_imports, save
+from tests.models.importers.checkpoints import assert_imports, rewrite_config, rewrite_tensors, save
 
 SIZES = COMMON | {"num_key_value_heads": 2}
 ROPE = {"rope_type": "default", "rope_theta": 500.0}
@@ -76,7 +76,7 @@ def test_a_layer_attends_as_in_the_library(tmp_path, case, layer):
 
 @pytest.mark.parametrize(("layer", "window"), [(0, 7), (1, None), (2, 7)])
 @pytest.mark.parametrize("stated", [True, False], ids=["layer_types", "every other layer"])
-def test_gemma_sees_a_window_in_every_other_layer(tmp_path, rewrite_config, layer, window, stated):
+def test_gemma_sees_a_window_in_every_other_layer(tmp_path, layer, window, stated):
     """Old configurations do not say which."""
     save(tmp_path, "Gemma2ForCausalLM", **SIZES | GEMMA)
     if not stated:
@@ -97,7 +97,7 @@ def test_gemma_may_have_no_soft_cap(tmp_path):
 @pytest.mark.parametrize(("layer", "window"), [(0, None), (1, 7), (2, 7)])
 @pytest.mark.parametrize("stated", [True, False], ids=["layer_types", "max_window_layers"])
 @pytest.mark.parametrize("model", ["Qwen2Model", "Qwen3Model"])
-def test_the_upper_layers_of_qwen_may_see_a_window(tmp_path, rewrite_config, model, layer, window, stated):
+def test_the_upper_layers_of_qwen_may_see_a_window(tmp_path, model, layer, window, stated):
     """From `max_window_layers` on."""
     save(tmp_path, model, **SIZES | QWEN | {"head_dim": 10})
     if not stated:
@@ -106,7 +106,7 @@ def test_the_upper_layers_of_qwen_may_see_a_window(tmp_path, rewrite_config, mod
     assert assert_imports(tmp_path, layer).spec.window == window
 
 
-def test_the_old_way_of_writing_rotary_positions_means_the_same(tmp_path, rewrite_config):
+def test_the_old_way_of_writing_rotary_positions_means_the_same(tmp_path):
     """`rope_theta` and `rope_scaling` stand in nearly all files that there are."""
     new = {"rope_type": "linear", "factor": 2.5, "rope_theta": 500.0}
     save(tmp_path, "LlamaModel", **SIZES, rope_parameters=new)
@@ -119,7 +119,7 @@ def test_the_old_way_of_writing_rotary_positions_means_the_same(tmp_path, rewrit
     assert want.position.scaling.factor == 2.5
 
 
-def test_tables_of_angles_in_old_files_change_nothing(tmp_path, rewrite_tensors):
+def test_tables_of_angles_in_old_files_change_nothing(tmp_path):
     """They follow from the configuration."""
     save(tmp_path, "LlamaModel", **SIZES)
     rewrite_tensors(tmp_path, {"layers.1.self_attn.rotary_emb.inv_freq": torch.zeros(3)})
@@ -149,7 +149,7 @@ def test_tables_of_angles_in_old_files_change_nothing(tmp_path, rewrite_tensors)
         ({"head_dim": 7}, "q_proj.weight"),
     ],
 )
-def test_what_cannot_be_expressed_is_refused(tmp_path, rewrite_config, changes, named):
+def test_what_cannot_be_expressed_is_refused(tmp_path, changes, named):
     """Guessing gives numbers that look right."""
     rewrite_config(save(tmp_path, "Qwen3Model", **SIZES | {"head_dim": 10}), **changes)
 

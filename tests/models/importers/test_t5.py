@@ -4,7 +4,7 @@ import pytest
 
 from models.errors import InvalidModel
 from models.importers import import_layer
-from tests.models.importers.checkpoints import assert_imports, save
+from tests.models.importers.checkpoints import assert_imports, rewrite_tensors, save
 
 SIZES = {"vocab_size": 40, "d_model": 24, "d_kv": 10, "d_ff": 16, "num_layers": 3, "num_heads": 4,
          "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20}  # fmt: skip
@@ -31,7 +31,7 @@ def test_a_layer_attends_as_in_the_library(tmp_path, model, family, decoder, lay
     assert spec.provenance.family == ("t5-decoder" if decoder else "t5")
 
 
-def test_a_missing_table_is_named(tmp_path, rewrite_tensors):
+def test_a_missing_table_is_named(tmp_path):
     """It is in another block than the layer's."""
     save(tmp_path, "T5EncoderModel", **SIZES)
     name = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
