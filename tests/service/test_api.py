@@ -679,7 +679,7 @@ def test_the_service_is_live_and_ready(server: Server):
     ready = call(server.url, "GET", "/healthz/ready")
     assert ready.status == 200
     assert ready.json()["status"] == "ready"
-    assert set(ready.json()["models"]) == {f"{name}@1" for name in ENTRIES}
+    assert set(ready.json()["models"]) == {f"{name}@1" for name in (*ENTRIES, "minilm-l6")}
     assert ready.json()["device"] == "cpu"
 
 
