@@ -1,29 +1,25 @@
 """From a decoded request to its answer: model and limits checked, work queued, verdicts put together."""
 
 import asyncio
-import math
 import os
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from models.errors import InvalidInput, ShapeMismatch
 from models.tokenizer import Tokens
-from models.types import SequenceInput, TensorName
+from models.types import SequenceInput
 from service.backends.base import BackendInfo
 from service.batcher import Batcher, Limits, LoopClock, Ticket
 from service.catalog import Catalog, LoadedEncoder, LoadedModel
 from service.devices import Device
 from service.errors import InvalidOption, TooLarge
-from service.messages import AnswerOptions, AttentionInput, AttentionOutput, TextInput
+from service.messages import AttentionInput, AttentionOutput, TextInput
 from service.metrics import Metrics
 from service.packing import Job, Unit
 from service.settings import MIB, Settings
 from service.shadow import Shadow
+from service.sizes import Sizes, checked_size
 from service.slots import ThreadSlots
-
-SQUARE: frozenset[TensorName] = frozenset({"weights", "scores"})
-"""Tensors that grow with the square of the tokens."""
 
 CALLER = ("projections", "")
 """Name and version that answers give where the caller brought the matrices."""
@@ -36,46 +32,6 @@ def compute_slots(settings: Settings, device: Device) -> int:
     if device.kind == "cuda":
         return 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # none on macOS
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """What decides how large tensors are: heads, widths of a query, of a value and of an embedding, and layers."""
-
-    heads: int
-    head_dim: int
-    value_dim: int
-    embed_dim: int
-    layers: int = 1
-
-    def elements(self, name: TensorName, n: int) -> int:
-        """Elements of a tensor for n tokens, in all layers."""
-        if name in SQUARE:
-            return self.layers * self.heads * n * n
-        if name == "projected":
-            return self.layers * n * self.embed_dim
-        return self.layers * self.heads * n * (self.head_dim if name in ("query", "key") else self.value_dim)
-
-    def computed(self, lengths: Sequence[int], options: AnswerOptions) -> int:
-        """Bytes of the tensors asked for, before heads are averaged and weights made sparse."""
-        return 4 * sum(self.elements(name, n) for n in lengths for name in options.wanted)
-
-    def alone(self, n: int, options: AnswerOptions) -> int:
-        """Bytes to compute a sequence of n tokens on any backend, also one that holds scores nobody asked for."""
-        return self.computed([n], options) + 4 * self.elements("scores", n)
-
-    def answered(self, lengths: Sequence[int], options: AnswerOptions) -> int:
-        """Bytes of the answer: indices and values of sparse weights have four each."""
-        total = 0
-        for n in lengths:
-            for name in options.wanted:
-                elements = self.elements(name, n)
-                if options.average_heads and name in SQUARE:
-                    elements //= self.heads
-                if options.top_k and name == "weights":
-                    elements = 2 * elements // n * min(options.top_k, n)
-                total += elements
-        return 4 * total
 
 
 class LocalEngine:
@@ -132,7 +88,7 @@ class LocalEngine:
             window, scale = spec.window, spec.effective_scale
         self._check_fit(request, model, embed_dim)
         lengths = [len(sequence.inputs) for sequence in request.sequences]
-        size = self._check_size(request, lengths, sizes, bytes_in, fused=backend == "eager")
+        size = checked_size(request, lengths, sizes, bytes_in, self.settings, self.limits, fused=backend == "eager")
         job = Job(
             runner=(model.runners if model else self.catalog.projections)[backend],
             backend=backend,
@@ -181,7 +137,7 @@ class LocalEngine:
         layers = range(spec.num_layers) if options.layers == "all" else sorted(set(options.layers))
         sizes = Sizes(spec.num_heads, spec.head_dim, spec.head_dim, spec.embed_dim, len(layers))
         lengths = [len(tokens.ids) for tokens in tokenised.tokens]
-        size = self._check_size(request, lengths, sizes, bytes_in, fused=False)
+        size = checked_size(request, lengths, sizes, bytes_in, self.settings, self.limits, fused=False)
         job = Job(
             runner=encoder.runners[backend],
             backend=backend,
@@ -225,85 +181,6 @@ class LocalEngine:
             if bias is not None and bias.ndim == 3 and len(bias) not in (1, heads):
                 where = request.pointer(i).replace("inputs", "attn_bias")
                 raise ShapeMismatch.at(where, f"the bias is for {len(bias)} heads, but {owner} has {heads}")
-
-    def _check_size(
-        self, request: AttentionInput | TextInput, lengths: Sequence[int], sizes: Sizes, bytes_in: int, *, fused: bool
-    ) -> int:
-        """Bytes that the request and its tensors will take as float32.
-
-        Args:
-            request: the request.
-            lengths: tokens of each of its sequences.
-            sizes: of what computes it.
-            bytes_in: of the request as received.
-            fused: whether the backend makes outputs without holding a matrix of scores.
-
-        Raises:
-            TooLarge: saying what would fit.
-        """
-        settings, limits = self.settings, self.limits
-        if len(lengths) > (most := min(settings.max_sequences, limits.sequences)):
-            raise TooLarge.at(request.field, f"{len(lengths)} sequences; at most {most} fit in one request")
-        most = min(settings.max_tokens, limits.tokens)
-        for i, n in enumerate(lengths):
-            if n > most:
-                raise TooLarge.at(request.pointer(i), f"{n} tokens; a sequence may have {most}")
-        if (tokens := sum(lengths)) > limits.tokens:
-            raise TooLarge.at(request.field, f"{tokens} tokens in all; at most {limits.tokens} fit in one request")
-
-        most_answered, options = settings.max_answer_mib * MIB, request.options
-
-        def working(lengths: Sequence[int], options: AnswerOptions) -> int:
-            """Bytes of the longest sequence's scores, which a slot holds whether or not they are asked for."""
-            if fused and SQUARE.isdisjoint(options.wanted):
-                return 0
-            return 4 * sizes.elements("scores", max(lengths))
-
-        def fits(lengths: Sequence[int], options: AnswerOptions) -> bool:
-            if sizes.answered(lengths, options) > most_answered or working(lengths, options) > limits.bytes:
-                return False
-            return bytes_in + sizes.computed(lengths, options) <= limits.bytes
-
-        size = bytes_in + sizes.computed(lengths, options)
-        for what, taken, most in (
-            ("the answer", sizes.answered(lengths, options), most_answered),
-            ("the request and its tensors", size, limits.bytes),
-            ("the computation", working(lengths, options), limits.bytes),
-        ):
-            if taken > most:
-                raise TooLarge(
-                    f"{what} would take {math.ceil(taken / MIB)} MiB as float32 for {max(lengths)} tokens; "
-                    f"{most // MIB} MiB are allowed. To fit, {_what_fits(lengths, options, fits) or 'send less'}."
-                )
-        return size
-
-
-def _what_fits(
-    lengths: Sequence[int], options: AnswerOptions, fits: Callable[[Sequence[int], AnswerOptions], bool]
-) -> str:
-    """Changes of a request that is too large, each of which by itself makes it fit; empty if there is none."""
-
-    def largest(stop: int, change: Callable[[int], tuple[Sequence[int], AnswerOptions]]) -> int:
-        """The largest number below `stop` for which the changed request fits; 0 if none does."""
-        return bisect_left(range(1, stop), True, key=lambda number: not fits(*change(number)))
-
-    def changed(**fields: object) -> AnswerOptions:
-        return options.model_copy(update=fields)
-
-    advice = []
-    if count := largest(len(lengths), lambda count: (lengths[:count], options)):
-        advice.append(f"send the first {count} of the {len(lengths)} sequences alone")
-    square = [name for name in options.wanted if name in SQUARE]
-    rest = tuple(name for name in options.wanted if name not in SQUARE)
-    if square and rest and fits(lengths, changed(returns=rest)):
-        advice.append(f"leave {' and '.join(square)} out of `return`")
-    if k := largest(max(lengths) + 1, lambda k: (lengths, changed(top_k=k))):
-        advice.append(f"ask for `top_k` {k} or less")
-    if fits(lengths, changed(average_heads=True)):
-        advice.append("ask for `average_heads`")
-    if n := largest(max(lengths), lambda n: ([min(n, length) for length in lengths], options)):
-        advice.append(f"send at most {n} tokens in a sequence")
-    return ", or ".join(advice)
 
 
 @dataclass(frozen=True, slots=True)

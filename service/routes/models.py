@@ -1,5 +1,7 @@
 """Which models are served, where they came from, and how well their backends agree."""
 
+from typing import Any
+
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
@@ -12,8 +14,8 @@ from service.loader import Change
 from service.runtime import Runtime
 
 
-class ModelDescription(BaseModel):
-    """A served model."""
+class Description(BaseModel):
+    """What is said of everything that is served."""
 
     name: str
     version: str
@@ -21,8 +23,21 @@ class ModelDescription(BaseModel):
     description: str
     embed_dim: int
     num_heads: int
-    num_kv_heads: int
     head_dim: int
+    source: str
+    license: str
+    origin: str = Field(description="`built-in`, or the folder in the model repository.")
+    digest: str = Field(description="SHA-256 of the weights.")
+    parity: dict[str, float] = Field(
+        description="Largest difference between two backends at load, relative to the largest value."
+    )
+    backends: list[str]
+
+
+class ModelDescription(Description):
+    """A served layer: it takes embeddings at `/v1/attention`."""
+
+    num_kv_heads: int
     value_dim: int
     output_dim: int = Field(description="Width of an output row: num_heads * value_dim.")
     tensors: list[str] = Field(description="What `return` may name; `projected` needs an output projection.")
@@ -34,40 +49,17 @@ class ModelDescription(BaseModel):
     query_key_norm: QueryKeyNorm | None = Field(description="Normalisation of queries and keys.")
     labels: list[str] = Field(description="Names of the embedding's columns, where they have names.")
     example: Example | None = Field(description="An input worth trying first.")
-    source: str
-    license: str
     provenance: Provenance | None = Field(description="The checkpoint it was imported from, if it was.")
-    origin: str = Field(description="`built-in`, or the folder in the model repository.")
-    digest: str = Field(description="SHA-256 of the weights.")
-    parity: dict[str, float] = Field(
-        description="Largest difference between two backends at load, relative to the largest value."
-    )
-    backends: list[str]
 
 
-class EncoderDescription(BaseModel):
+class EncoderDescription(Description):
     """A served encoder: it takes text at `/v1/text/attention`."""
 
-    name: str
-    version: str
-    versions: list[str] = Field(description="Every version of that name, oldest first.")
-    description: str
     num_layers: int
-    embed_dim: int
-    num_heads: int
-    head_dim: int
     vocab_size: int
     max_positions: int = Field(description="Tokens of a text that fit, special ones included.")
-    source: str
-    license: str
     files: dict[str, str] = Field(description="SHA-256 of each file it was imported from.")
     library_parity: Parity | None = Field(description="Differences to its own library, measured at import.")
-    origin: str = Field(description="The folder in the model repository.")
-    digest: str = Field(description="SHA-256 of the weights.")
-    parity: dict[str, float] = Field(
-        description="Largest difference between two backends at load, relative to the largest value."
-    )
-    backends: list[str]
 
 
 class NotInstalledModel(BaseModel):
@@ -177,38 +169,20 @@ def _describe(catalog: Catalog, model: Loaded) -> ModelDescription | EncoderDesc
 def _encoder(catalog: Catalog, model: LoadedEncoder) -> EncoderDescription:
     spec = model.entry.spec
     return EncoderDescription(
-        name=spec.name,
-        version=spec.version,
-        versions=list(catalog.models[spec.name]),
-        description=spec.description,
+        **_common(catalog, model),
         num_layers=spec.num_layers,
-        embed_dim=spec.embed_dim,
-        num_heads=spec.num_heads,
-        head_dim=spec.head_dim,
         vocab_size=spec.vocab_size,
         max_positions=spec.max_positions,
-        source=spec.source,
-        license=spec.license,
         files=spec.files,
         library_parity=spec.parity,
-        origin=model.entry.origin,
-        digest=model.digest,
-        parity=dict(model.parity),
-        backends=list(model.runners),
     )
 
 
 def _layer(catalog: Catalog, model: LoadedModel) -> ModelDescription:
     spec = model.entry.spec
     return ModelDescription(
-        name=spec.name,
-        version=spec.version,
-        versions=list(catalog.models[spec.name]),
-        description=spec.description,
-        embed_dim=spec.embed_dim,
-        num_heads=spec.num_heads,
+        **_common(catalog, model),
         num_kv_heads=spec.kv_heads,
-        head_dim=spec.head_dim,
         value_dim=spec.v_dim,
         output_dim=spec.output_dim,
         tensors=list(model.entry.weights.tensor_names),
@@ -220,11 +194,24 @@ def _layer(catalog: Catalog, model: LoadedModel) -> ModelDescription:
         query_key_norm=spec.query_key_norm,
         labels=list(spec.labels),
         example=spec.example,
-        source=spec.source,
-        license=spec.license,
         provenance=spec.provenance,
-        origin=model.entry.origin,
-        digest=model.digest,
-        parity=dict(model.parity),
-        backends=list(model.runners),
     )
+
+
+def _common(catalog: Catalog, model: Loaded) -> dict[str, Any]:
+    spec = model.entry.spec
+    return {
+        "name": spec.name,
+        "version": spec.version,
+        "versions": list(catalog.models[spec.name]),
+        "description": spec.description,
+        "embed_dim": spec.embed_dim,
+        "num_heads": spec.num_heads,
+        "head_dim": spec.head_dim,
+        "source": spec.source,
+        "license": spec.license,
+        "origin": model.entry.origin,
+        "digest": model.digest,
+        "parity": dict(model.parity),
+        "backends": list(model.runners),
+    }

@@ -17,11 +17,12 @@ from models.types import TENSOR_NAMES, Projections, SequenceInput
 from service.backends.base import BackendInfo
 from service.catalog import Catalog, LoadedModel, load_catalog
 from service.devices import Device
-from service.engine import LocalEngine, Sizes, compute_slots
+from service.engine import LocalEngine, compute_slots
 from service.errors import DeadlineExceeded, NotFound, QueueFull, TooLarge
 from service.messages import AttentionInput, Options, TopK
 from service.metrics import Metrics
 from service.settings import Settings
+from service.sizes import Sizes
 
 pytestmark = pytest.mark.anyio
 
