@@ -29,6 +29,8 @@ from models.types import Array
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 
+MODEL_TYPES = ("bert", "roberta", "xlm-roberta", "camembert")
+
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -60,12 +62,18 @@ LAYER = {
 PARITY_LENGTHS = (1, 2, 7, 31, 64)
 
 
+class Kind(BaseModel):
+    """What a config.json says first."""
+
+    model_type: str
+
+
 class Config(BaseModel):
     """What of a config.json the numbers depend on; sizes have no defaults, for those of the library may change."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    model_type: Literal["bert", "roberta", "xlm-roberta", "camembert"]
+    model_type: str
     vocab_size: int = Field(ge=1)
     hidden_size: int = Field(ge=1)
     num_hidden_layers: int = Field(ge=1)
@@ -118,10 +126,15 @@ def import_encoder(
         InvalidModel: if a file is missing or unreadable, the config asks for what an `EncoderSpec` has no word for, or
             a tensor is missing, unknown, or of another shape than the config says; the message names it.
     """
-    for file in (CONFIG, WEIGHTS, TOKENIZER):
-        if not (folder / file).is_file():
-            raise InvalidModel(f"{file} is missing in {folder}")
-    config = parsed(Config, (folder / CONFIG).read_bytes(), CONFIG)
+    _check_present(folder, CONFIG)
+    content = (folder / CONFIG).read_bytes()
+    if (kind := parsed(Kind, content, CONFIG).model_type) not in MODEL_TYPES:
+        raise InvalidModel(
+            f"{CONFIG}: model_type {kind!r} is not taken whole, only {', '.join(MODEL_TYPES)} are; "
+            "with --layer N one layer of it is imported"
+        )
+    config = parsed(Config, content, CONFIG)
+    _check_present(folder, WEIGHTS, TOKENIZER)
     if config.hidden_size % config.num_attention_heads:
         raise InvalidModel(f"{CONFIG}: hidden_size {config.hidden_size} is no multiple of num_attention_heads")
     try:
@@ -152,6 +165,12 @@ def import_encoder(
     if parity:
         spec = spec.model_copy(update={"parity": measure_parity(folder, spec, weights)})
     return EncoderEntry(spec, weights, tokenizer, "")
+
+
+def _check_present(folder: Path, *files: str) -> None:
+    for file in files:
+        if not (folder / file).is_file():
+            raise InvalidModel(f"{file} is missing in {folder}")
 
 
 def sha256(file: Path) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from models import repository
-from models.downloads import CHECKPOINTS
+from models.checkpoints import CHECKPOINTS
 from models.errors import ArtifactError, FieldError, InvalidModel
 from models.repository import BrokenEntry, EncoderEntry, Entry, ModelEntry
 from models.tokenizer import Tokenizer

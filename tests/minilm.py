@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from models.downloads import CHECKPOINTS, download
+from models.checkpoints import CHECKPOINTS
+from models.downloads import download
 from models.encoder_import import import_encoder
 from models.errors import DownloadFailed
 from models.repository import EncoderEntry

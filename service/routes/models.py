@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
-from models.downloads import CHECKPOINTS
+from models.checkpoints import CHECKPOINTS
 from models.spec import Example, Parity, Position, Provenance, QueryKeyNorm
 from service.access import KEY_NEEDED
 from service.catalog import Catalog, Loaded, LoadedEncoder, LoadedModel

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from models import downloads
-from models.downloads import CHECKPOINTS, Checkpoint, download, fetch
+from models.checkpoints import CHECKPOINTS, Checkpoint
+from models.downloads import download, fetch
 from models.encoder_import import sha256
 from models.errors import DownloadFailed, InvalidModel
 from models.repository import scan
