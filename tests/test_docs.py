@@ -2,9 +2,12 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from wire import JSON, call
 
 from service.metrics import Metrics
 from service.problems import known_problems, status_of, title_of
@@ -79,17 +82,30 @@ def test_the_readme_names_the_two_commands_that_ci_runs():
 
 
 @pytest.mark.server
-def test_json_examples_of_the_readme_and_the_api_page_answer_200(server):
+@pytest.mark.parametrize("page", ["README.md", "docs/api.md", "docs/text.md"])
+def test_json_examples_of_the_pages_answer_200(server, page: str):
     """An example that does not run teaches mistrust."""
-    from urllib.request import Request, urlopen
+    text = (ROOT / page).read_text()
+    examples = re.findall(r"(/v1/(?:text/)?attention[^\s']*)[^\n]* -d '(\{.*?\})'", text, re.DOTALL)
 
-    bodies = []
-    for page in (ROOT / "README.md", ROOT / "docs/api.md"):
-        bodies += re.findall(r"/v1/attention[^\n]* -d '(\{.*?\})'", page.read_text(), re.DOTALL)
-
-    assert len(bodies) >= 3
-    for body in bodies:
+    assert len(examples) == text.count("/attention -H") + text.count("/attention?") >= 2
+    for path, body in examples:
         json.loads(body)
-        request = Request(f"{server.url}/v1/attention", body.encode(), {"Content-Type": "application/json"})
-        with urlopen(request, timeout=30) as answer:
-            assert answer.status == 200
+        answer = call(server.url, "POST", path, body.encode(), {"Content-Type": JSON})
+        assert answer.status == 200, answer.body
+
+
+@pytest.mark.server
+def test_the_first_look_at_a_text_prints_a_line_per_token(server):
+    """What the walk-through pipes an answer into, as it stands there."""
+    text = (ROOT / "docs/text.md").read_text()
+    body, program = re.search(r"-d '(\{[^']*\})' \| python3 -c '([^']*)'", text, re.DOTALL).groups()
+    answer = call(server.url, "POST", "/v1/text/attention", body.encode(), {"Content-Type": JSON})
+
+    done = subprocess.run([sys.executable, "-c", program], input=answer.body, capture_output=True, timeout=60)
+
+    tokens = [token["token"] for token in answer.json()["tokens"]]
+    lines = [line.split() for line in done.stdout.decode().splitlines()]
+    assert [line[0] for line in lines] == tokens
+    weights = [max(row) for row in answer.json()["layers"][0]["weights"][2]]
+    assert [float(line[-1]) for line in lines] == pytest.approx(weights, abs=5.1e-5)
