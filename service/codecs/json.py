@@ -70,9 +70,9 @@ class JsonCodec:
                 found[name] = write(_stacked(values))
             else:
                 found[name] = [write(value) for value in values]
-        if output.tokens is not None:
-            found = {"layers": _by_layer(found)}
-        return orjson.dumps(metadata(output) | found, option=orjson.OPT_SERIALIZE_NUMPY)
+        said = metadata(output)
+        whole = found | said if output.tokens is None else said | {"layers": _by_layer(found)}
+        return orjson.dumps(whole, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 # ---- answers
