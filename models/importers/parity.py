@@ -213,6 +213,9 @@ def compare(run: Run, spec: AttentionSpec, weights: AttentionWeights) -> tuple[P
 
     Returns:
         The largest absolute differences by tensor, and the largest of all relative to its tensor's largest number.
+
+    Raises:
+        InvalidModel: if a tensor has another shape, or a difference is not finite.
     """
     trace = self_attention(run.inputs, weights, narrowed(spec))
     differences, relative = {}, 0.0
@@ -221,6 +224,8 @@ def compare(run: Run, spec: AttentionSpec, weights: AttentionWeights) -> tuple[P
         if found.shape != want.shape:
             raise InvalidModel(f"{name} has shape {found.shape} here, and {want.shape} in {run.library}")
         differences[name] = float(np.abs(found - want).max())
+        if not np.isfinite(differences[name]):
+            raise InvalidModel(f"{name} are not finite, here or in {run.library}")
         largest = float(np.abs(want).max())
         relative = max(relative, differences[name] / largest if largest else differences[name])
     return Parity(library=run.library, differences=differences), relative
@@ -238,7 +243,7 @@ def measure(
     if run is None:
         return None
     parity, relative = compare(run, spec, weights)
-    if not relative <= LIMIT:  # NaN is no parity either
+    if relative > LIMIT:
         worst = ", ".join(f"{name} {value:.1e}" for name, value in parity.differences.items())
         raise InvalidModel(
             f"the layer differs from {parity.library} by {relative:.1e} of its largest number, more than {LIMIT:.0e} "

@@ -4,7 +4,9 @@ import hashlib
 import json
 import shutil
 import sys
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -209,6 +211,21 @@ def test_a_layer_that_the_library_computes_otherwise_is_refused(bert, monkeypatc
     monkeypatch.setattr(parity, "run_library", other)
 
     with pytest.raises(InvalidModel, match=r"differs from transformers .* by 9\.9e-03 .*outputs"):
+        import_layer(bert, 1, "m")
+
+
+@pytest.mark.parametrize("tensor", ["weights", "outputs", "projected"])
+def test_a_layer_whose_library_makes_no_numbers_is_refused(bert, monkeypatch, tensor):
+    """As those that overflow float32 do not."""
+    real = parity.run_library
+
+    def broken(*args):
+        run = real(*args)
+        return replace(run, **{tensor: np.nan * getattr(run, tensor)})
+
+    monkeypatch.setattr(parity, "run_library", broken)
+
+    with pytest.raises(InvalidModel, match=f"{tensor} are not finite, here or in transformers"):
         import_layer(bert, 1, "m")
 
 
