@@ -3,7 +3,7 @@ VENV ?= .venv
 export VENV
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve demo test lint format bench-overhead loadtest clean
+.PHONY: help setup setup-dev serve demo test parity lint format bench-overhead loadtest clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -23,6 +23,11 @@ demo: setup ## Post a real request and show the weights; starts a service if non
 test: setup-dev ## Every test
 	@scripts/test-tools
 	@PATH="$(abspath $(VENV))/tools/usr/bin:$$PATH" $(BIN)/python -m pytest $(ARGS)
+
+parity: setup-dev ## Measure how far our numbers are from other libraries', and print the tables
+	@rm -f test-artifacts/parity.md
+	@$(BIN)/python -m pytest -q -m parity tests/models tests/service/test_text.py $(ARGS)
+	@cat test-artifacts/parity.md
 
 lint: setup-dev ## ruff, mypy --strict, import contracts
 	@$(BIN)/ruff format --check .

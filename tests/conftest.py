@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pytest
 
 from models.repository import EncoderEntry, write
 from service.settings import Settings
+from tests import parity_table
 from tests.encoders import draw_weights, make_spec, word_pieces
 
 ROOT = Path(__file__).parent.parent
@@ -24,6 +25,27 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("ATTENTION_") or name == "PORT":
             monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def measured(record_property: Callable[[str, object], None]) -> parity_table.Measure:
+    """Take a figure for the tables of `test-artifacts/parity.md`; see `parity_table.figure`."""
+    return lambda *figure: record_property(parity_table.PROPERTY, parity_table.figure(*figure))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Write what was measured, if anything was; workers of xdist, which have no terminal, never come here."""
+    reports = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, [])]
+    found = [
+        value
+        for report in reports
+        if isinstance(report, pytest.TestReport) and report.when == "call"
+        for name, value in report.user_properties
+        if name == parity_table.PROPERTY
+    ]
+    if found:
+        parity_table.write(found)
+        terminalreporter.write_line(f"measured differences: {parity_table.PLACE.relative_to(ROOT)}")
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,20 +58,42 @@ def save(folder: Path, model: str, dtype: torch.dtype = torch.float32, shard: st
     return folder
 
 
-def assert_imports(path: Path, layer: int, **options: Any) -> Imported:
-    """Import a layer, and hold it against the library in float64, and as it is served, in float32."""
+@dataclass(frozen=True)
+class Beside:
+    """An imported layer, and what its library makes of the same layer.
+
+    Attributes:
+        imported: the layer.
+        exact: the library's run in float64.
+        rounded: its run in float32.
+    """
+
+    imported: Imported
+    exact: parity.Run
+    rounded: parity.Run
+
+
+def beside_library(path: Path, layer: int, **options: Any) -> Beside:
+    """Import a layer, and run it in its library."""
     imported = import_layer(path, layer, "m", **options)
-    spec, weights, checkpoint = imported.spec, imported.weights, open_checkpoint(path)
+    heads, checkpoint = imported.spec.num_heads, open_checkpoint(path)
     family = identify(checkpoint, options.get("family"))
     with quiet(exact=family.library is not None):  # torch itself insists on nothing
-        exact = parity.run_library(checkpoint, family, layer, spec.num_heads, "float64")
-    rounded = parity.run_library(checkpoint, family, layer, spec.num_heads)
+        exact = parity.run_library(checkpoint, family, layer, heads, "float64")
+    rounded = parity.run_library(checkpoint, family, layer, heads)
     assert exact is not None
     assert rounded is not None
+    return Beside(imported, exact, rounded)
+
+
+def assert_imports(path: Path, layer: int, **options: Any) -> Imported:
+    """Import a layer, and hold it against the library in float64, and as it is served, in float32."""
+    found = beside_library(path, layer, **options)
+    rounded, spec, weights = found.rounded, found.imported.spec, found.imported.weights
 
     assert spec.provenance.parity.library == rounded.library
     assert {"weights", "outputs", "projected"} == spec.provenance.parity.differences.keys()
-    _, difference = parity.compare(exact, spec, weights)
+    _, difference = parity.compare(found.exact, spec, weights)
     assert difference <= EXACT
 
     narrow = parity.narrowed(spec)
@@ -81,18 +104,13 @@ def assert_imports(path: Path, layer: int, **options: Any) -> Imported:
         torch.tensor(spec.effective_scale, dtype=torch.float32),
         None if keep is None else torch.tensor(keep[None]),
     )
-    served = max(
-        float(np.abs(found[0].numpy() - want).max() / np.abs(want).max())
-        for found, want in (
-            (ours.weights, rounded.weights),
-            (ours.outputs, rounded.outputs),
-            (ours.projected, rounded.projected),
-        )
-    )
-    assert served <= ROUNDED
-    if os.environ.get("SHOW_PARITY"):
-        print(f"PARITY {path.name} {family.name} {layer} {difference:.1e} {served:.1e}")  # noqa: T201
-    return imported
+    for got, want in (
+        (ours.weights, rounded.weights),
+        (ours.outputs, rounded.outputs),
+        (ours.projected, rounded.projected),
+    ):
+        assert np.abs(got[0].numpy() - want).max() / np.abs(want).max() <= ROUNDED
+    return found.imported
 
 
 def rewrite_config(folder: Path, **changes: Any) -> None:
