@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from models.encoder_eager import Encoder
-from models.encoder_reference import encode
+from models.encoder_reference import encode, hidden_states
 from models.encoder_spec import encoder_tensor_names
 from models.encoder_weights import load
 from models.export import export_encoder
 from models.reference import Trace
 from models.repository import write
 from models.tokenizer import Tokenizer
+from tests import parity_table
 from tests.checkpoints import largest, library, library_run
 from tests.minilm import minilm, minilm_folder
 
@@ -53,6 +54,11 @@ def minilm_library():
     return library(minilm_folder(), torch.float32)
 
 
+@pytest.fixture(scope="module")
+def minilm_library_in_float64():
+    return library(minilm_folder(), torch.float64)
+
+
 def ids_of(sentence: str) -> np.ndarray:
     return Tokenizer(minilm().tokenizer, minilm().spec.vocab_size).encode(sentence).ids
 
@@ -62,11 +68,13 @@ def traces_of(sentence: str) -> list[Trace]:
     return encode(ids_of(sentence), minilm().spec, minilm().weights)
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("sentence", SENTENCES, ids=lambda s: s[:12])
-def test_minilm_attends_as_in_the_library(minilm_library, sentence):
+def test_minilm_attends_as_in_the_library(minilm_library, minilm_library_in_float64, measured, sentence):
     """A real model, trained by others: 6 layers of 12 heads."""
     spec, ids = minilm().spec, ids_of(sentence)
     attentions, states = library_run(minilm_library, ids[None])
+    exact, exact_states = library_run(minilm_library_in_float64, ids[None])
     names = [f"layers.{i}.weights" for i in range(6)]
 
     reference = [trace.weights for trace in traces_of(sentence)]
@@ -78,9 +86,20 @@ def test_minilm_attends_as_in_the_library(minilm_library, sentence):
     want = [a[0] for a in attentions]
     assert want[0].shape == (12, len(ids), len(ids))
     assert largest(reference, want) <= 1e-5
-    assert largest([eager[name] for name in names], want) <= 1e-5
-    assert largest([t[0] for t in minilm_session().run(names, {"ids": ids[None]})], want) <= 1e-5
-    assert largest([s.numpy() for s in eager_states], states) <= 5e-5
+    for tensor, column, difference, bound in (
+        ("weights", "reference", largest(reference, [a[0] for a in exact]), 1e-12),
+        ("weights", "eager", largest([eager[name] for name in names], want), 1e-5),
+        ("weights", "onnx", largest([t[0] for t in minilm_session().run(names, {"ids": ids[None]})], want), 1e-5),
+        (
+            "hidden states",
+            "reference",
+            largest(hidden_states(ids, spec, minilm().weights), [s[0] for s in exact_states]),
+            1e-11,
+        ),
+        ("hidden states", "eager", largest([s.numpy() for s in eager_states], states), 5e-5),
+    ):
+        measured(parity_table.MINILM, (tensor,), column, difference)
+        assert difference <= bound, f"{tensor}, {column}"
 
 
 def test_minilm_gives_the_same_bits_alone_and_in_a_batch():
