@@ -61,6 +61,9 @@ LAYER = {
 
 PARITY_LENGTHS = (1, 2, 7, 31, 64)
 
+LIMIT = 1e-4
+"""Largest difference of an attention weight from the library's: float32 makes some 1e-6."""
+
 
 class Kind(BaseModel):
     """What a config.json says first."""
@@ -231,7 +234,7 @@ def measure_parity(folder: Path, spec: EncoderSpec, weights: EncoderWeights) -> 
         transformers is not installed.
 
     Raises:
-        InvalidModel: if the library cannot run the checkpoint.
+        InvalidModel: if the library cannot run the checkpoint, or its attention weights differ by more than `LIMIT`.
     """
     if importlib.util.find_spec("transformers") is None:
         return None
@@ -251,7 +254,9 @@ def measure_parity(folder: Path, spec: EncoderSpec, weights: EncoderWeights) -> 
             }
             for name, want in (("weights", theirs.attentions), ("hidden_states", theirs.hidden_states)):
                 for a, b in zip(found[name], want, strict=True):
-                    worst[name] = max(worst[name], float((a - b).abs().max()))
+                    worst[name] = max(float((a - b).abs().nan_to_num(torch.inf).max()), worst[name])
+    if worst["weights"] > LIMIT:
+        raise InvalidModel(f"the encoder's weights differ from those of {library} by {worst['weights']:.1e}")
     return Parity(library=library, differences=worst)
 
 
