@@ -1,4 +1,4 @@
-"""A whole encoder from a folder as the library transformers writes it: config.json, model.safetensors, tokenizer.json.
+"""A whole encoder from a folder as the library transformers writes it: config.json, safetensors, tokenizer.json.
 
 Poolers, heads and buffers are left out. Whatever else stands among the embeddings or layers and has no place in an
 `EncoderSpec` is refused: a scheme that is not understood would give wrong numbers without a word.
@@ -15,19 +15,19 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from safetensors import SafetensorError, safe_open
 
 from models import encoder_weights
 from models.encoder_eager import Encoder
 from models.encoder_spec import Activation, EncoderSpec
 from models.encoder_weights import EncoderWeights
 from models.errors import InvalidModel
+from models.importers.safetensors import SafetensorsCheckpoint
 from models.repository import EncoderEntry
 from models.spec import Parity, faults, parsed
 from models.tokenizer import Tokenizer
 from models.types import Array
 
-CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 
 MODEL_TYPES = ("bert", "roberta", "xlm-roberta", "camembert")
 
@@ -114,7 +114,7 @@ def import_encoder(
     """Read a checkpoint.
 
     Args:
-        folder: holds config.json, model.safetensors and tokenizer.json.
+        folder: holds config.json, tokenizer.json, and model.safetensors or its index and parts.
         name: what the encoder is to be called.
         version: see `EncoderSpec`, as for the rest.
         description: for people.
@@ -129,15 +129,16 @@ def import_encoder(
         InvalidModel: if a file is missing or unreadable, the config asks for what an `EncoderSpec` has no word for, or
             a tensor is missing, unknown, or of another shape than the config says; the message names it.
     """
-    _check_present(folder, CONFIG)
-    content = (folder / CONFIG).read_bytes()
+    content = _content(folder / CONFIG)
     if (kind := parsed(Kind, content, CONFIG).model_type) not in MODEL_TYPES:
         raise InvalidModel(
             f"{CONFIG}: model_type {kind!r} is not taken whole, only {', '.join(MODEL_TYPES)} are; "
             "with --layer N one layer of it is imported"
         )
     config = parsed(Config, content, CONFIG)
-    _check_present(folder, WEIGHTS, TOKENIZER)
+    checkpoint = SafetensorsCheckpoint(folder)
+    tokenizer = _content(folder / TOKENIZER)
+    tensors = _tensors(checkpoint)
     if config.hidden_size % config.num_attention_heads:
         raise InvalidModel(f"{CONFIG}: hidden_size {config.hidden_size} is no multiple of num_attention_heads")
     try:
@@ -158,22 +159,22 @@ def import_encoder(
             activation=ACTIVATIONS[config.hidden_act],
             source=source,
             license=license,
-            files={file: sha256(folder / file) for file in (CONFIG, WEIGHTS, TOKENIZER)},
+            files={file: sha256(path) for file, path in sorted(checkpoint.read_files.items())}
+            | {TOKENIZER: sha256(folder / TOKENIZER)},
         )
     except ValidationError as error:
         raise InvalidModel(f"{CONFIG} does not make an encoder: {faults(error)}") from error
-    weights = encoder_weights.checked(spec, _tensors(folder / WEIGHTS), WEIGHTS)
-    tokenizer = (folder / TOKENIZER).read_bytes()
+    weights = encoder_weights.checked(spec, tensors, folder.name)
     Tokenizer(tokenizer, spec.vocab_size)
     if parity:
         spec = spec.model_copy(update={"parity": measure_parity(folder, spec, weights)})
     return EncoderEntry(spec, weights, tokenizer, "")
 
 
-def _check_present(folder: Path, *files: str) -> None:
-    for file in files:
-        if not (folder / file).is_file():
-            raise InvalidModel(f"{file} is missing in {folder}")
+def _content(file: Path) -> bytes:
+    if not file.is_file():
+        raise InvalidModel(f"{file.name} is missing in {file.parent}")
+    return file.read_bytes()
 
 
 def sha256(file: Path) -> str:
@@ -182,26 +183,20 @@ def sha256(file: Path) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def _tensors(file: Path) -> dict[str, Array]:
-    """The encoder's tensors under our names; what is outside of embeddings and layers is left out."""
+def _tensors(checkpoint: SafetensorsCheckpoint) -> dict[str, Array]:
+    """The encoder's tensors under our names, as far as the checkpoint has them."""
     found: dict[str, Array] = {}
-    try:
-        with safe_open(file, framework="pt") as checkpoint:  # torch reads bfloat16
-            for theirs in checkpoint.keys():  # noqa: SIM118 - not a dict
-                bare = theirs.removeprefix("bert.").removeprefix("roberta.")
-                if not bare.startswith(("embeddings.", "encoder.")) or bare in BUFFERS:
-                    continue
-                if (ours := _ours(bare)) is None:
-                    raise InvalidModel(f"{file.name}: unknown tensor {theirs!r}")
-                if ours in found:
-                    raise InvalidModel(f"{file.name}: {theirs!r} is there twice, with and without a prefix")
-                tensor = checkpoint.get_tensor(theirs)
-                if tensor.is_floating_point():
-                    tensor = tensor.float()
-                linear = bare.startswith("encoder.") and tensor.ndim == 2
-                found[ours] = (tensor.T if linear else tensor).numpy()
-    except (SafetensorError, OSError) as error:
-        raise InvalidModel(f"{file.name}: not readable as safetensors: {error}") from error
+    for theirs in checkpoint.names():
+        bare = theirs.removeprefix("bert.").removeprefix("roberta.")
+        if not bare.startswith(("embeddings.", "encoder.")) or bare in BUFFERS:
+            continue
+        if (ours := _ours(bare)) is None:
+            raise InvalidModel(f"unknown tensor {theirs!r}")
+        if ours in found:
+            raise InvalidModel(f"{theirs!r} is there twice, with and without a prefix")
+        tensor = checkpoint.read(theirs)
+        linear = bare.startswith("encoder.") and tensor.ndim == 2
+        found[ours] = tensor.T if linear else tensor
     return found
 
 

@@ -30,14 +30,16 @@ SIZES = {
 }
 
 
-def write_checkpoint(folder: Path, model: str, *, dtype: torch.dtype = torch.float32, **config: Any) -> Path:
+def write_checkpoint(
+    folder: Path, model: str, *, dtype: torch.dtype = torch.float32, shard: str = "1GB", **config: Any
+) -> Path:
     """Write config.json, model.safetensors and tokenizer.json of a model class such as `BertModel`."""
     kind = getattr(transformers, model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         made = kind(kind.config_class(**SIZES | config))
         redraw(made)
-        made.to(dtype).save_pretrained(folder)
+        made.to(dtype).save_pretrained(folder, max_shard_size=shard)
     (folder / "tokenizer.json").write_bytes(word_pieces())
     return folder
 

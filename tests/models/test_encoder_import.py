@@ -186,7 +186,7 @@ def edit(folder: Path, **changes: torch.Tensor | None) -> None:
             {"bert__encoder__layer__0__intermediate__dense__weight": torch.zeros(24, 40)},
             r"feed_in has shape \(40, 24\)",
         ),
-        ({"bert__encoder__layer__0__attention__self__query__bias": torch.zeros(24, dtype=torch.int8)}, "dtype int8"),
+        ({"bert__encoder__layer__0__attention__self__query__bias": torch.zeros(24, dtype=torch.int8)}, "has dtype I8"),
         ({"bert__embeddings__LayerNorm__bias": torch.full((24,), torch.nan)}, "norm_bias holds NaN"),
         ({"embeddings__LayerNorm__bias": torch.zeros(24)}, "is there twice"),
     ],
@@ -194,7 +194,7 @@ def edit(folder: Path, **changes: torch.Tensor | None) -> None:
 def test_tensors_that_do_not_fit_are_refused_by_name(bert, changes, message):
     edit(bert, **changes)
 
-    with pytest.raises(InvalidModel, match=rf"model\.safetensors: .*{message}"):
+    with pytest.raises(InvalidModel, match=message):
         import_encoder(bert, "tiny", parity=False)
 
 
@@ -208,6 +208,17 @@ def test_heads_poolers_and_buffers_are_left_out(bert):
     )
 
     assert import_encoder(bert, "tiny", parity=False).weights.digest() == want
+
+
+def test_a_checkpoint_in_several_files_is_the_same(tmp_path):
+    """Large ones are written so; every file's hash is kept."""
+    whole = import_encoder(write_checkpoint(tmp_path / "whole", "BertModel"), "tiny", parity=False)
+
+    parts = import_encoder(write_checkpoint(tmp_path / "parts", "BertModel", shard="20kB"), "tiny", parity=False)
+
+    assert parts.weights.digest() == whole.weights.digest()
+    assert len(parts.spec.files) > 4
+    assert {"config.json", "tokenizer.json", "model.safetensors.index.json"} < parts.spec.files.keys()
 
 
 def test_old_names_of_normalisations_are_understood(bert):
@@ -233,7 +244,7 @@ def test_each_file_is_needed_and_read_with_care(bert, file):
         import_encoder(bert, "tiny", parity=False)
 
     (bert / file).unlink()
-    with pytest.raises(InvalidModel, match=f"{file} is missing in "):
+    with pytest.raises(InvalidModel, match=f"{file} is (missing in|in the folder) |{file} nor "):
         import_encoder(bert, "tiny", parity=False)
 
 
