@@ -95,6 +95,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.num_heads, self.kv_heads = spec.num_heads, spec.kv_heads
         self.logit_softcap, self.position, self.norm = spec.logit_softcap, spec.position, spec.query_key_norm
+        self.plain_scores = spec.plain_scores
         for name in ("query", "key", "value", "output"):
             matrix, bias = getattr(weights, name), getattr(weights, f"{name}_bias")
             # Not plain `query`: an ONNX graph uses a name once, and that is the output's.
@@ -121,11 +122,6 @@ class SelfAttention(nn.Module):
                 assert weights.relative_bias is not None, "the weights were checked against the spec"
                 by_distance = relative_bias(relative, weights.relative_bias)  # (2 * max_distance + 1, h)
                 self.register_buffer("by_distance", torch.tensor(by_distance))
-
-    @property
-    def plain_scores(self) -> bool:
-        """Whether scores are query keyᵀ * scale plus what the caller adds: then a fused kernel can make the outputs."""
-        return self.logit_softcap is None and not isinstance(self.position, (Alibi, Relative))
 
     def project(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Token embeddings (b, n, embed_dim) to query, key and value (b, h, n, ·), normalised and rotated."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto, helper, numpy_helper
 from torch import nn
 from torch.export import Dim
 
@@ -225,6 +225,61 @@ def specialise(model: ModelProto, variant: Variant) -> ModelProto:
     if not variant.masked:
         _bypass(small.graph, "attn_mask", "Where")
     return _narrowed(small, variant.wanted)
+
+
+def fused(model: ModelProto, num_heads: int) -> ModelProto:
+    """The graph with outputs made by one kernel that holds no matrix of scores, so that memory grows with the tokens.
+
+    Args:
+        model: what `specialise` made without mask and bias, of a layer with `AttentionSpec.plain_scores`.
+        num_heads: query heads.
+
+    Source:
+        `com.microsoft.MultiHeadAttention` of ONNX Runtime, which on a CPU tiles as FlashAttention does (Dao 2023,
+        arXiv:2307.08691) where there is neither mask nor bias. Its scale is an attribute, so queries are scaled first.
+    """
+    small = ModelProto()
+    small.CopyFrom(model)
+    graph = small.graph
+    # (b, h, n, c) as the kernel takes them, (b, n, h * c); what splits heads and what merges them again cancels out.
+    graph.initializer.append(numpy_helper.from_array(np.array([0, 0, -1], np.int64), "flat"))
+    made = [helper.make_node("Mul", ["query", "scale"], ["scaled_query"])]
+    for name in ("scaled_query", "key", "value"):
+        made.append(helper.make_node("Transpose", [name], [f"{name}_by_token"], perm=[0, 2, 1, 3]))
+        made.append(helper.make_node("Reshape", [f"{name}_by_token", "flat"], [f"{name}_flat"]))
+    taken = ["scaled_query_flat", "key_flat", "value_flat"]
+    kernel = helper.make_node(
+        "MultiHeadAttention", taken, ["outputs"], domain="com.microsoft", num_heads=num_heads, scale=1.0
+    )
+    made.append(kernel)
+    at = next(i for i, node in enumerate(graph.node) if "outputs" in node.output)
+    _keep(graph.node, [*graph.node[:at], *made, *graph.node[at + 1 :]])
+    small.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    _prune(graph)
+    return small
+
+
+def attending(model: ModelProto) -> ModelProto:
+    """The part of a graph that comes after the projections: it takes `query`, `key` and `value` as they enter scores.
+
+    The rows of a mask, a bias and the answer are those of the query, which may have fewer tokens than key and value.
+
+    Args:
+        model: what `specialise` made, with outputs or projected outputs and none of those three.
+    """
+    small = ModelProto()
+    small.CopyFrom(model)
+    graph = small.graph
+    parts = ("query", "key", "value")
+    _keep(graph.node, [node for node in graph.node if set(parts).isdisjoint(node.output)])
+    graph.input.extend(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [None] * 4) for name in parts)
+    for value in graph.input:
+        for axis in value.type.tensor_type.shape.dim:
+            if axis.dim_param == TOKENS:
+                axis.ClearField("dim_param")
+    _prune(graph)
+    checked(small)
+    return small
 
 
 def narrow(model: ModelProto, wanted: Sequence[str]) -> ModelProto:

@@ -259,6 +259,11 @@ class AttentionSpec(_Frozen):
         return self.num_heads * self.v_dim
 
     @property
+    def plain_scores(self) -> bool:
+        """Whether scores are query keyᵀ * scale plus what the caller adds: then a fused kernel can make the outputs."""
+        return self.logit_softcap is None and not isinstance(self.position, (Alibi, Relative))
+
+    @property
     def effective_scale(self) -> float:
         """The factor of the scores when a caller gives none: `scale`, or 1/sqrt(head_dim)."""
         return self.scale if self.scale is not None else 1 / math.sqrt(self.head_dim)

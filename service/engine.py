@@ -87,10 +87,11 @@ class LocalEngine:
             embed_dim, is_causal = spec.embed_dim, spec.is_causal
             window, scale = spec.window, spec.effective_scale
         self._check_fit(request, model, embed_dim)
+        runner = (model.runners if model else self.catalog.projections)[backend]
         lengths = [len(sequence.inputs) for sequence in request.sequences]
-        size = checked_size(request, lengths, sizes, bytes_in, self.settings, self.limits, fused=backend == "eager")
+        size = checked_size(request, lengths, sizes, bytes_in, self.settings, self.limits, runner.holds_scores)
         job = Job(
-            runner=(model.runners if model else self.catalog.projections)[backend],
+            runner=runner,
             backend=backend,
             options=options,
             wanted=options.wanted,
@@ -137,9 +138,10 @@ class LocalEngine:
         layers = range(spec.num_layers) if options.layers == "all" else sorted(set(options.layers))
         sizes = Sizes(spec.num_heads, spec.head_dim, spec.head_dim, spec.embed_dim, len(layers))
         lengths = [len(tokens.ids) for tokens in tokenised.tokens]
-        size = checked_size(request, lengths, sizes, bytes_in, self.settings, self.limits, fused=False)
+        runner = encoder.runners[backend]
+        size = checked_size(request, lengths, sizes, bytes_in, self.settings, self.limits, runner.holds_scores)
         job = Job(
-            runner=encoder.runners[backend],
+            runner=runner,
             backend=backend,
             options=options,
             wanted=tuple(f"layers.{layer}.{name}" for layer in layers for name in options.wanted),

@@ -62,8 +62,7 @@ def checked_size(
     bytes_in: int,
     settings: Settings,
     limits: Limits,
-    *,
-    fused: bool,
+    holds_scores: Callable[[int, Sequence[str]], bool],
 ) -> int:
     """Bytes that the request and its tensors will take as float32.
 
@@ -74,7 +73,7 @@ def checked_size(
         bytes_in: of the request as received.
         settings: the limits of one request.
         limits: of all that is in flight.
-        fused: whether the backend makes outputs without holding a matrix of scores.
+        holds_scores: whether a matrix of scores is held to compute these tensors for so many tokens.
 
     Raises:
         TooLarge: saying what would fit.
@@ -91,8 +90,8 @@ def checked_size(
     most_answered, options = settings.max_answer_mib * MIB, request.options
 
     def working(lengths: Sequence[int], options: AnswerOptions) -> int:
-        """Bytes of the longest sequence's scores, which a slot holds whether or not they are asked for."""
-        if fused and SQUARE.isdisjoint(options.wanted):
+        """Bytes of the longest sequence's scores, where a slot holds them, whether or not they are asked for."""
+        if not holds_scores(max(lengths), options.wanted):
             return 0
         return 4 * sizes.elements("scores", max(lengths))
 

@@ -120,6 +120,9 @@ class FakeRunner:
 
     def __init__(self, batch_tokens=64):
         self.batch_tokens = batch_tokens
+
+    def holds_scores(self, n, wanted):
+        return True
         self.batches = []
 
     @property

@@ -1,11 +1,14 @@
 """What a backend is: it turns a `Batch` into the tensors asked for, and does nothing else."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from models.repository import EncoderEntry, ModelEntry
 from models.types import F32, Array, Bool, Projections
+
+SCORED = frozenset({"weights", "scores"})
+"""Tensors that are not to be had without a matrix of scores."""
 
 Tensors = Mapping[str, F32]
 """Tensors of one sequence by name: per-head ones (h, n, ·), outputs (n, h * value_dim), projected (n, embed_dim)."""
@@ -63,6 +66,9 @@ class Runner(Protocol):
     @property
     def batch_tokens(self) -> int:
         """Tokens up to which a larger batch pays; a batch of one sequence may exceed it."""
+
+    def holds_scores(self, n: int, wanted: Sequence[str]) -> bool:
+        """Whether a matrix of scores is held, asked for or not, to compute these tensors for n tokens."""
 
     def run(self, batch: Batch) -> list[Tensors]:
         """Compute one mapping per sequence, with exactly the tensors wanted.

@@ -12,7 +12,7 @@ from models.encoder_eager import Encoder
 from models.encoder_spec import placed
 from models.repository import EncoderEntry, ModelEntry
 from models.types import Array
-from service.backends.base import BackendInfo, Batch, Tensors
+from service.backends.base import SCORED, BackendInfo, Batch, Tensors
 from service.devices import Device
 from service.settings import Settings
 
@@ -71,6 +71,13 @@ class EagerRunner:
             self.run(Batch((x,), None, None, False, 1.0, ("outputs", "weights")))
             self.run(Batch((x,), None, None, False, 1.0, ("outputs",)))
 
+    def holds_scores(self, n: int, wanted: Sequence[str]) -> bool:
+        """See `Runner.holds_scores`."""
+        return not self._fuses(wanted)
+
+    def _fuses(self, wanted: Sequence[str]) -> bool:
+        return SCORED.isdisjoint(wanted) and (not isinstance(self.module, SelfAttention) or self.module.plain_scores)
+
     def run(self, batch: Batch) -> list[Tensors]:
         """See `Runner.run`."""
         # Asked for its number of threads, torch sets it for this thread; else the thread's first product, and only that
@@ -88,7 +95,7 @@ class EagerRunner:
         bias = None if batch.biases is None else self._put(batch.biases[start:stop])  # (b, 1 or h, n, n)
         query, key, value = self._project(inputs, batch)
         layer = self.module if isinstance(self.module, SelfAttention) else None
-        if {"weights", "scores"}.isdisjoint(batch.wanted) and (layer is None or layer.plain_scores):
+        if self._fuses(batch.wanted):
             found = {"query": query, "key": key, "value": value}
             if not {"outputs", "projected"}.isdisjoint(batch.wanted):
                 found["outputs"] = self._fused(query, key, value, mask, bias, batch)
@@ -149,6 +156,10 @@ class EagerEncoder:
     def warm(self) -> None:
         """Let torch load its kernels."""
         self.run(Batch((np.zeros(8, np.int64),), None, None, False, 1.0, ("layers.0.weights",)))
+
+    def holds_scores(self, n: int, wanted: Sequence[str]) -> bool:
+        """See `Runner.holds_scores`."""
+        return True
 
     def run(self, batch: Batch) -> list[Tensors]:
         """See `Runner.run`."""

@@ -49,6 +49,10 @@ class ReferenceRunner:
     def warm(self) -> None:
         """Nothing to prepare."""
 
+    def holds_scores(self, n: int, wanted: Sequence[str]) -> bool:
+        """See `Runner.holds_scores`."""
+        return True
+
     def run(self, batch: Batch) -> list[Tensors]:
         """See `Runner.run`."""
         with np.errstate(over="ignore", invalid="ignore"):  # what overflows is not finite, and refused for that
@@ -93,6 +97,10 @@ class ReferenceEncoder:
 
     def warm(self) -> None:
         """Nothing to prepare."""
+
+    def holds_scores(self, n: int, wanted: Sequence[str]) -> bool:
+        """See `Runner.holds_scores`."""
+        return True
 
     def run(self, batch: Batch) -> list[Tensors]:
         """See `Runner.run`."""

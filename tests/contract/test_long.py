@@ -1,0 +1,99 @@
+"""Long sequences of which only outputs are asked for: no matrix of scores is held for them."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT, empty_repository
+
+from models.types import SequenceInput
+from service.backends.base import Runner
+from service.backends.onnx import FUSE_FROM, TILE_FROM
+from tests.contract.layers import LAYERS, assert_close, attend, backend, draw_sequence, layer_runner
+
+PLAIN = ("heads", "grouped", "projecting", "rotary", "interleaved", "dynamic")
+SCORING = ("alibi", "relative", "capped")
+"""Layers whose scores are more than a product and what the caller adds."""
+
+LENGTHS = (FUSE_FROM - 1, FUSE_FROM, TILE_FROM + 7)
+
+
+def long_sequence(layer: str, n: int, seed: int, *, masked: bool, biased: bool) -> SequenceInput:
+    drawn = draw_sequence(LAYERS[layer], n, seed, masked=masked)
+    if not biased:
+        return drawn
+    bias = np.random.default_rng(seed).standard_normal((LAYERS[layer].spec.num_heads, n, n), np.float32)
+    return replace(drawn, attn_bias=bias)
+
+
+@pytest.mark.parametrize("layer", [*PLAIN, *SCORING])
+@pytest.mark.parametrize("n", LENGTHS)
+def test_outputs_alone_are_the_outputs_beside_weights(layer: str, n: int, artifacts: Path):
+    """Whichever way they are computed: plain, causal, masked, biased, on either backend, in company or not."""
+    spec = LAYERS[layer].spec
+    wanted = ("outputs", "projected") if layer == "projecting" else ("outputs",)
+    cases = [(False, False, False), (True, False, False), (False, True, False), (True, True, True)]
+    for name in ("onnx", "eager"):
+        runner: Runner = layer_runner(name, layer, artifacts)
+        for is_causal, masked, biased in cases:
+            sequences = [long_sequence(layer, n, seed, masked=masked, biased=biased) for seed in (1, 2)]
+            options = {"scale": spec.effective_scale, "window": spec.window, "is_causal": is_causal}
+            explicit = attend(runner, sequences, wanted=(*wanted, "weights"), **options)
+
+            found = attend(runner, sequences, wanted=wanted, **options)
+            alone = attend(runner, sequences[:1], wanted=wanted, **options)
+
+            label = f"{name}, causal={is_causal}, masked={masked}, biased={biased}"
+            for tensor in wanted:
+                for a, b in zip(found, explicit, strict=True):
+                    assert a.dead == b.dead, label
+                    assert_close(a[tensor], b[tensor], 1e-5, label)
+                np.testing.assert_array_equal(alone[0][tensor], found[0][tensor], err_msg=label)
+
+
+@pytest.mark.parametrize("name", ["onnx", "eager"])
+def test_scores_are_held_only_where_they_must_be(name: str, artifacts: Path):
+    """What a limit on memory counts."""
+    plain, scoring = (layer_runner(name, layer, artifacts) for layer in ("heads", "alibi"))
+
+    assert not plain.holds_scores(TILE_FROM, ("outputs",))
+    assert not plain.holds_scores(TILE_FROM, ("query", "outputs"))
+    assert plain.holds_scores(TILE_FROM, ("outputs", "weights"))
+    assert plain.holds_scores(TILE_FROM, ("scores",))
+    assert scoring.holds_scores(TILE_FROM, ("outputs",))
+    assert layer_runner("reference", "heads", artifacts).holds_scores(1, ("outputs",))
+    assert not backend(name, artifacts).projections().holds_scores(TILE_FROM, ("outputs",))
+
+
+@pytest.mark.parametrize(
+    "options", [["--backend", "onnx"], ["--backend", "onnx", "--is-causal"], ["--backend", "eager"]]
+)
+def test_sixteen_thousand_tokens_take_far_less_than_their_scores(options: list[str], artifacts: Path, tmp_path: Path):
+    """A matrix of them is 1 GiB; so much is the whole process allowed."""
+    np.save(tmp_path / "long.npy", np.random.default_rng(0).standard_normal((16_384, 64), np.float32))
+    script = (
+        "import resource, subprocess, sys\n"
+        "done = subprocess.run(sys.argv[1:], timeout=100)\n"
+        "print(done.returncode, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10)"
+    )
+    command = [sys.executable, "-m", "service", "run", tmp_path / "long.npy", "--return", "outputs", *options]
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "PYTHONPATH": str(ROOT),
+        "ATTENTION_ARTIFACTS": str(artifacts),
+        "ATTENTION_MODEL_REPOSITORY": str(empty_repository(artifacts)),
+        "ATTENTION_DEVICE": "cpu",
+    }
+
+    ended = subprocess.run(
+        [sys.executable, "-c", script, *command, "--output", tmp_path / "answer.npz"],
+        env=environment, capture_output=True, text=True, timeout=110, check=True,
+    )  # fmt: skip
+
+    code, mebibytes = map(int, ended.stdout.split())
+    assert code == 0, ended.stderr
+    assert mebibytes < 1_024
+    assert np.load(tmp_path / "answer.npz")["outputs"].shape == (16_384, 64)
