@@ -1,5 +1,7 @@
 """Who may call, and how often."""
 
+import base64
+import binascii
 import hashlib
 import hmac
 import time
@@ -15,6 +17,7 @@ from service.settings import Settings
 
 KEY_SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},
+    "basic": {"type": "http", "scheme": "basic"},
     "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
 }
 """How a key is sent, as OpenAPI's `securitySchemes`."""
@@ -72,14 +75,29 @@ def _digests(keys: tuple[str, ...]) -> list[bytes]:
 
 def _check_key(exchange: Exchange, known: list[bytes], otherwise: str) -> str:
     """The digest of a request's key, if it is one of those known."""
-    key = exchange.header(b"x-api-key")
-    scheme, _, token = exchange.header(b"authorization").partition(" ")
-    if not key and scheme.lower() == "bearer":
-        key = token.strip()
-    if not key:
+    keys = _keys(exchange)
+    if not keys:
         raise Unauthorized("send an API key, as `Authorization: Bearer KEY` or `X-API-Key: KEY`")
-    digest = hashlib.sha256(key.encode("latin-1", "replace")).digest()
-    # Every key is compared, and in constant time, so that timing tells nothing.
-    if sum(hmac.compare_digest(digest, one) for one in known) == 0:
-        raise Forbidden(otherwise)
-    return digest.hex()
+    for key in keys:
+        digest = hashlib.sha256(key).digest()
+        # Every key is compared, and in constant time, so that timing tells nothing.
+        if sum(hmac.compare_digest(digest, one) for one in known):
+            return digest.hex()
+    raise Forbidden(otherwise)
+
+
+def _keys(exchange: Exchange) -> list[bytes]:
+    """What came as a key: one, or, where a client can send a user and a password only, either of them."""
+    if key := exchange.headers.get(b"x-api-key", b""):
+        return [key]
+    scheme, _, token = exchange.headers.get(b"authorization", b"").partition(b" ")
+    found: list[bytes] = []
+    if scheme.lower() == b"bearer":
+        found = [token.strip()]
+    elif scheme.lower() == b"basic":
+        try:
+            user, colon, password = base64.b64decode(token.strip(), validate=True).partition(b":")
+        except binascii.Error:
+            return []
+        found = [password, user] if colon else []
+    return [key for key in found if key]

@@ -18,13 +18,18 @@ from service.errors import MethodNotAllowed, NotFound
 from service.metrics import package_version
 from service.observe import Application, Exchange, Observe, Receive, Scope, Send, with_problems
 from service.routes import raw_routes, routers
-from service.routes.base import RawRoute
+from service.routes.base import RawRoute, RawRoutes
 from service.routes.pages import static_files
 from service.runtime import Runtime
 from service.settings import Settings
 
-GUARDED = ("/v1/", "/v2/")
-"""Paths that an API key and a rate limit protect; health, metrics and pages are open."""
+GUARDED, OPEN = ("/v1/", "/v2/"), "/v2/health/"
+
+
+def guarded(path: str) -> bool:
+    """Whether an API key and a rate limit protect a path; health, metrics and pages are open."""
+    return path == "/v2" or (path.startswith(GUARDED) and not path.startswith(OPEN))
+
 
 DESCRIPTION = """Self-attention, served. Post token embeddings, get attention **weights** and **outputs**, and, asked
 for, query, key, value and scores. Errors are `application/problem+json` (RFC 9457); `/problems` explains each type."""
@@ -58,7 +63,7 @@ class Service:
     def __init__(self, runtime: Runtime, api: FastAPI, raw: Sequence[RawRoute]) -> None:
         """Serve `raw` routes straight, everything else by `api`."""
         self.runtime, self.api = runtime, api
-        self._raw = {route.path: route for route in raw}
+        self._raw = RawRoutes(raw)
         inner: Application = self._route
         if origins := runtime.settings.cors_origins:
             inner = CORSMiddleware(
@@ -66,7 +71,7 @@ class Service:
                 allow_origins=origins,
                 allow_methods=["GET", "POST"],
                 allow_headers=["*"],
-                expose_headers=["X-Request-Id", "Server-Timing", "Retry-After"],
+                expose_headers=["X-Request-Id", "Server-Timing", "Retry-After", "Inference-Header-Content-Length"],
             )
         self._observed = Observe(inner, runtime.metrics)
 
@@ -81,10 +86,10 @@ class Service:
         exchange: Exchange = scope["exchange"]
         path = scope["path"]
         exchange.close = exchange.close or self.runtime.draining
-        route = self._raw.get(path)
+        route, scope["path_params"] = self._raw.find(path)
         if route is not None:
             exchange.route = route.path
-        if path.startswith(GUARDED):
+        if guarded(path):
             self.runtime.access.check(exchange, scope.get("client"))
         if route is None:
             await self._by_api(scope, receive, send)
@@ -169,7 +174,7 @@ def _describe(api: FastAPI, raw: Sequence[RawRoute], *, with_keys: bool) -> None
     def openapi() -> dict[str, Any]:
         if api.openapi_schema is None:
             document = made()
-            models = [model for route in raw for model in route.schemas]
+            models = {model: None for route in raw for model in route.schemas}  # each once
             keys = [(model, "validation") for model in (Problem, *models)]
             _, definitions = models_json_schema(keys, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
             document["components"]["schemas"] |= definitions["$defs"]
@@ -178,7 +183,7 @@ def _describe(api: FastAPI, raw: Sequence[RawRoute], *, with_keys: bool) -> None
             document["components"]["securitySchemes"] = KEY_SCHEMES
             if with_keys:
                 for path, item in document["paths"].items():
-                    if path.startswith(GUARDED):
+                    if guarded(path):
                         for operation in item.values():
                             operation["security"] = KEY_NEEDED
             api.openapi_schema = document

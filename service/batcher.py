@@ -312,11 +312,14 @@ class Batcher:
         self._dispatch()
 
     def _measure(self, run: Run) -> None:
-        backend, tokens = run.units[0].job.backend, sum(unit.length for unit in run.units)
+        job, tokens = run.units[0].job, sum(unit.length for unit in run.units)
+        backend = job.backend
         self._metrics.batch_sequences.labels(backend).observe(len(run.units))
         self._metrics.batch_tokens.labels(backend).observe(tokens)
         if run.failures:
             self._metrics.batch_failures.labels(backend).inc(run.failures)
+        if job.statistics is not None:
+            job.statistics.executions += 1
         pace = (run.finished - run.started) / tokens
         self._token_seconds = pace if not self._token_seconds else 0.9 * self._token_seconds + 0.1 * pace
 

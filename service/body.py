@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import zstandard
 from isal import igzip, igzip_lib, isal_zlib
@@ -22,8 +22,11 @@ from service.settings import MIB, Settings
 
 IsalError: type[Exception] = igzip_lib.IsalError  # type: ignore[assignment]  # the stub calls the class an instance
 
-CODINGS = ("gzip", "zstd")
-"""Content codings read and written."""
+CODINGS = ("zstd", "gzip")
+"""Content codings read and written, the favourite first."""
+
+WINDOW_BITS = {"gzip": 31, "deflate": 15}
+"""How zlib is told of a coding; `deflate` is zlib's own format, RFC 9110 section 8.4.1.2."""
 
 WORTH_COMPRESSING = 1_400
 """Bytes below which an answer fits one packet anyway."""
@@ -48,13 +51,16 @@ class Intake:
         self._metrics = metrics
         self._held = 0
 
-    async def read(self, exchange: Exchange, receive: Receive, deadline: float) -> bytes:
+    async def read(
+        self, exchange: Exchange, receive: Receive, deadline: float, codings: Sequence[str] = CODINGS
+    ) -> bytes:
         """The whole body, decompressed.
 
         Args:
             exchange: the request; its headers say how long and how encoded the body is.
             receive: of the ASGI server.
             deadline: of the request, by `time.monotonic`.
+            codings: those that are read.
 
         Raises:
             TooLarge: as soon as more has come than is allowed, counted after decompression.
@@ -66,16 +72,16 @@ class Intake:
             QueueFull: if too much is being read already.
         """
         coding = exchange.header(b"content-encoding").strip().lower()
-        if coding not in ("", "identity", *CODINGS):
-            raise UnsupportedMediaType(f"nobody here reads the coding {coding!r}; send {' or '.join(CODINGS)}, or none")
+        if coding not in ("", "identity", *codings):
+            raise UnsupportedMediaType(f"nobody here reads the coding {coding!r}; send {' or '.join(codings)}, or none")
         length = exchange.header(b"content-length")
         if length.isdecimal() and int(length) > self._most:
             exchange.close = True  # the rest of the body will not be read
             raise self._too_large()
         raw = await self._receive(exchange, receive, deadline)
-        if coding not in CODINGS:
+        if coding not in codings:
             return raw
-        pieces = _gunzip(raw) if coding == "gzip" else _unzstd(raw)
+        pieces = _unzstd(raw) if coding == "zstd" else _inflated(raw, coding)
         if len(raw) < THREAD_FROM:
             return self._expanded(pieces)
         return await asyncio.to_thread(self._expanded, pieces)
@@ -135,21 +141,21 @@ class Intake:
         )
 
 
-def _gunzip(raw: bytes) -> Iterator[bytes]:
+def _inflated(raw: bytes, coding: str) -> Iterator[bytes]:
     """The decoded body, `CHUNK` bytes at a time."""
-    stream = isal_zlib.decompressobj(wbits=31)
+    stream = isal_zlib.decompressobj(wbits=WINDOW_BITS[coding])
     while not stream.eof:
         try:
             piece = stream.decompress(raw, CHUNK)
         except IsalError as error:
-            raise Unparsable(f"the body is not gzip: {error}") from error
+            raise Unparsable(f"the body is not {coding}: {error}") from error
         raw = stream.unconsumed_tail
         if piece:
             yield piece
         elif not raw and not stream.eof:
-            raise Unparsable("the body ends before its gzip stream does")
+            raise Unparsable(f"the body ends before its {coding} stream does")
     if raw or stream.unused_data:
-        raise Unparsable("bytes follow the end of the gzip stream")
+        raise Unparsable(f"bytes follow the end of the {coding} stream")
 
 
 def _unzstd(raw: bytes) -> Iterator[bytes]:
@@ -170,19 +176,19 @@ def _unzstd(raw: bytes) -> Iterator[bytes]:
         raise Unparsable("bytes follow the end of the zstd frame")
 
 
-def answer_coding(accept_encoding: str) -> str:
-    """The coding an answer may be compressed with: zstd before gzip, empty for none."""
+def answer_coding(accept_encoding: str, codings: Sequence[str] = CODINGS) -> str:
+    """The coding an answer may be compressed with: the first of `codings` that is accepted, empty for none."""
     accepted = set()
     for part in accept_encoding.lower().split(","):
         name, _, quality = part.partition(";")
         if quality.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000"):
             accepted.add(name.strip())
-    return next((coding for coding in ("zstd", "gzip") if coding in accepted), "")
+    return next((coding for coding in codings if coding in accepted), "")
 
 
 async def compress(body: bytes, coding: str) -> bytes:
     """`body` in a coding, at the level that costs least; in a thread where it takes long."""
-    squeeze = _gzip if coding == "gzip" else _zstd
+    squeeze = SQUEEZE[coding]
     return squeeze(body) if len(body) < THREAD_FROM else await asyncio.to_thread(squeeze, body)
 
 
@@ -190,5 +196,12 @@ def _gzip(body: bytes) -> bytes:
     return igzip.compress(body, compresslevel=1, mtime=0)
 
 
+def _deflate(body: bytes) -> bytes:
+    return isal_zlib.compress(body, 1)
+
+
 def _zstd(body: bytes) -> bytes:
     return zstandard.ZstdCompressor(level=1).compress(body)
+
+
+SQUEEZE: dict[str, Callable[[bytes], bytes]] = {"gzip": _gzip, "deflate": _deflate, "zstd": _zstd}

@@ -22,6 +22,7 @@ from service.devices import Device, choose_device
 from service.errors import ConfigurationError, NotFound, NotInstalled
 from service.metrics import Metrics
 from service.settings import DEFAULT_REPOSITORY, MIB, Settings
+from service.statistics import Statistics
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +36,14 @@ class LoadedModel:
         runners: by backend name.
         parity: largest relative difference by pair of backends, as measured at load.
         digest: SHA-256 of the numbers.
+        statistics: of its requests; they begin anew when it is loaded again.
     """
 
     entry: ModelEntry
     runners: Mapping[str, Runner]
     parity: Mapping[str, float]
     digest: str
+    statistics: Statistics = field(default_factory=Statistics)
 
 
 @dataclass(frozen=True, slots=True)

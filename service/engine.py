@@ -20,6 +20,7 @@ from service.settings import MIB, Settings
 from service.shadow import Shadow
 from service.sizes import Sizes, checked_size
 from service.slots import ThreadSlots
+from service.statistics import Statistics
 
 CALLER = ("projections", "")
 """Name and version that answers give where the caller brought the matrices."""
@@ -99,6 +100,7 @@ class LocalEngine:
             scale=scale if options.scale is None else options.scale,
             window=window,
             projections=request.projections,
+            statistics=model.statistics if model else None,
         )
         units = [Unit(job, sequence, request.pointer(i)) for i, sequence in enumerate(request.sequences)]
         return self._queued(units, request, name, sizes, size, deadline)
@@ -166,7 +168,8 @@ class LocalEngine:
         if self.shadow is not None:
             alone = [sizes.alone(unit.length, request.options) for unit in units]
             self.shadow.watch(ticket.future, name, units, alone)
-        return Submission(ticket, request, name, self.catalog.backends[units[0].job.backend].info, tokens)
+        job = units[0].job
+        return Submission(ticket, request, name, self.catalog.backends[job.backend].info, tokens, job.statistics)
 
     def _check_fit(self, request: AttentionInput, model: LoadedModel | None, embed_dim: int) -> None:
         """Raise `InvalidInput` where a tensor does not fit the model or the caller's projections."""
@@ -203,6 +206,7 @@ class Submission:
     model: tuple[str, str]
     backend: BackendInfo
     tokens: list[Tokens] | None = None
+    statistics: Statistics | None = None
 
     async def result(self) -> AttentionOutput:
         """Wait for every sequence.

@@ -130,12 +130,13 @@ class Loader:
 
     async def _unknown(self, catalog: Catalog, name: str, version: str) -> NotFound:
         """The error for what is neither in the repository nor built in."""
-        known = {*catalog.models, *await asyncio.to_thread(self._names)}
+        known = {*catalog.models, *await asyncio.to_thread(self.names)}
         if version and name in known:
             return NotFound(f"{name!r} has no version {version!r}, neither in the model repository nor built in")
         return NotFound(f"there is no model {name!r}; {nearest(name, known)}")
 
-    def _names(self) -> list[str]:
+    def names(self) -> list[str]:
+        """Every name that could be loaded: in the repository, served or not, and built in."""
         folder = repository_folder(self._settings)
         own = [] if folder is None else repository.names(folder)
         return own + [entry.spec.name for entry in repository.builtin()]

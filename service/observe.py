@@ -12,7 +12,7 @@ from typing import Any
 from models.errors import AttentionError
 from service.errors import ClientGone, ClientTimeout, DeadlineExceeded, InternalError
 from service.metrics import Metrics
-from service.problems import MEDIA_TYPE, outcome_of, problem
+from service.problems import Dialect, dialect_of, outcome_of, problem
 
 log = logging.getLogger(__name__)
 access_log = logging.getLogger("service.access_log")
@@ -82,7 +82,7 @@ def with_problems(application: Application) -> Application:
             if exchange.status:  # too late to say anything else than that the answer is broken
                 exchange.status = 500
                 raise
-            await send_problem(error, exchange, receive, send)
+            await send_problem(error, exchange, dialect_of(scope["path"]), receive, send)
 
     return guarded
 
@@ -135,10 +135,12 @@ class Observe:
             access_log.debug("%s %s %s %d %.3f ms", exchange.request_id.decode(), method, route, status, elapsed * 1e3)
 
 
-async def send_problem(error: AttentionError, exchange: Exchange, receive: Receive, send: Send) -> None:
+async def send_problem(
+    error: AttentionError, exchange: Exchange, dialect: Dialect, receive: Receive, send: Send
+) -> None:
     """Answer with a problem."""
-    status, body, extra = problem(error, exchange.request_id.decode())
-    headers = [(b"content-type", MEDIA_TYPE.encode()), (b"content-length", str(len(body)).encode()), *extra]
+    status, body, extra = problem(error, exchange.request_id.decode(), dialect)
+    headers = [(b"content-type", dialect.media_type.encode()), (b"content-length", str(len(body)).encode()), *extra]
     linger = exchange.close and exchange.unread and not isinstance(error, (ClientTimeout, DeadlineExceeded))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": linger})

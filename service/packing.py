@@ -10,6 +10,7 @@ from models.masks import fully_masked_rows, visible
 from models.types import F32, PER_HEAD, Bool, Projections, SequenceInput
 from service.backends.base import Batch, Runner, Tensors
 from service.messages import Answer, AnswerOptions, TopK
+from service.statistics import Statistics
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,6 +26,7 @@ class Job:
         scale: factor of the scores, the caller's or the model's.
         window: the model's sliding window, or None.
         projections: the caller's own matrices, or None.
+        statistics: of the layer, or None where it has none.
     """
 
     runner: Runner
@@ -35,6 +37,7 @@ class Job:
     scale: float
     window: int | None = None
     projections: Projections | None = None
+    statistics: Statistics | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,7 +1,11 @@
-"""Errors as `application/problem+json`, RFC 9457: the one table from error to status."""
+"""Errors as answers: the one table from error to status, and the two ways in which answers spell them.
+
+Everywhere but under `/v2` that is `application/problem+json`, RFC 9457. The Open Inference Protocol has its own.
+"""
 
 import inspect
 import math
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -38,9 +42,44 @@ STATUS: dict[type[AttentionError], int] = {
 """Status of an error's nearest ancestor. 499 is never sent: nobody is there; it labels metrics and log lines."""
 
 
-def status_of(error: type[AttentionError]) -> int:
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How a family of routes spells errors.
+
+    Attributes:
+        media_type: of the answer.
+        status: where it differs from `STATUS`.
+        text: the field, beside those of RFC 9457, that repeats the detail; empty for none.
+    """
+
+    media_type: str
+    status: dict[type[AttentionError], int] = field(default_factory=dict)
+    text: str = ""
+
+
+RFC9457 = Dialect(MEDIA_TYPE)
+
+OPEN_INFERENCE = Dialect(
+    "application/json",
+    {
+        InvalidInput: 400,  # the protocol knows one status for whatever is wrong with a request
+        errors.UnservableModel: 400,
+        errors.NotInstalled: 404,  # what could be installed is an encoder, and those are not served by this protocol
+    },
+    "error",
+)
+"""Clients of the protocol read `error`, and take any status but 200 for a failure."""
+
+
+def dialect_of(path: str) -> Dialect:
+    """The dialect of a path's answers."""
+    return OPEN_INFERENCE if path == "/v2" or path.startswith("/v2/") else RFC9457
+
+
+def status_of(error: type[AttentionError], dialect: Dialect = RFC9457) -> int:
     """The status of an error class."""
-    return next(STATUS[cls] for cls in error.__mro__ if cls in STATUS)
+    table = STATUS | dialect.status
+    return next(table[cls] for cls in error.__mro__ if cls in table)
 
 
 def outcome_of(status: int) -> str:
@@ -76,10 +115,12 @@ def _text(text: str) -> str:
     return brief.encode("utf-8", "backslashreplace").decode()
 
 
-def problem(error: AttentionError, request_id: str) -> tuple[int, bytes, list[tuple[bytes, bytes]]]:
+def problem(
+    error: AttentionError, request_id: str, dialect: Dialect = RFC9457
+) -> tuple[int, bytes, list[tuple[bytes, bytes]]]:
     """Status, body and extra headers of the answer to a failed request."""
     kind = type(error)
-    status = status_of(kind)
+    status = status_of(kind, dialect)
     body: dict[str, Any] = {
         "type": type_of(kind),
         "title": title_of(kind),
@@ -89,8 +130,10 @@ def problem(error: AttentionError, request_id: str) -> tuple[int, bytes, list[tu
     }
     if error.fields:
         body["errors"] = [{"pointer": _text(field.pointer), "detail": _text(field.detail)} for field in error.fields]
+    if dialect.text:
+        body = {dialect.text: body["detail"]} | body
     headers: list[tuple[bytes, bytes]] = []
-    if isinstance(error, Later):
+    if isinstance(error, Later) and status in (429, 503):
         headers.append((b"retry-after", str(math.ceil(error.retry_after_s)).encode()))
     if isinstance(error, MethodNotAllowed):
         headers.append((b"allow", ", ".join(error.allowed).encode()))

@@ -9,10 +9,11 @@ from service.access import Access
 from service.body import Intake
 from service.catalog import Catalog, load_catalog
 from service.engine import LocalEngine
-from service.errors import ConfigurationError, NotReady
+from service.errors import ConfigurationError, Draining, NotReady
 from service.gpu import watch_gpus
 from service.loader import Loader
 from service.metrics import Metrics
+from service.observe import Exchange
 from service.settings import MIB, Settings
 from service.shadow import Shadow
 
@@ -53,6 +54,18 @@ class Runtime:
         if self._engine is None or self._engine.catalog.failures:
             raise NotReady(self.obstacle(), retry_after_s=5)
         return self._engine
+
+    def changeable(self, exchange: Exchange) -> Catalog:
+        """The catalog, for a caller who may change it.
+
+        Raises:
+            Unauthorized, Forbidden: if the caller may not.
+            Draining, NotReady: if nothing can be changed now.
+        """
+        self.access.check_admin(exchange)
+        if self.draining:
+            raise Draining("the service is shutting down")
+        return self.engine.catalog
 
     @property
     def draining(self) -> bool:

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from service.codecs import DECODERS
 from service.engine import LocalEngine, Submission
 from service.messages import AttentionInput, Options
-from service.routes.tensors import BackendName, ModelName, Nested, Operation, SparseWeights, TensorRoute
+from service.routes.tensors import BackendName, ModelName, NegotiatedRoute, Nested, Operation, SparseWeights
 
 DESCRIPTION = """Projects token embeddings to queries, keys and values, compares them, and mixes the values:
 scores = QKᵀ/√d_k, weights = softmax per row, outputs = weights·V.
@@ -115,7 +115,7 @@ class AttentionAnswer(BaseModel):
     )
 
 
-class AttentionRoute(TensorRoute):
+class AttentionRoute(NegotiatedRoute):
     """Embeddings in, tensors out."""
 
     path = "/v1/attention"
@@ -133,9 +133,9 @@ class AttentionRoute(TensorRoute):
     )
 
     def prepare(self, request: AttentionInput, engine: LocalEngine) -> AttentionInput:
-        """See `TensorRoute.prepare`: nothing is left to do."""
+        """See `NegotiatedRoute.prepare`: nothing is left to do."""
         return request
 
     def submit(self, prepared: AttentionInput, engine: LocalEngine, bytes_in: int, deadline: float) -> Submission:
-        """See `TensorRoute.submit`."""
+        """See `NegotiatedRoute.submit`."""
         return engine.submit(prepared, bytes_in, deadline)

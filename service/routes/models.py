@@ -9,7 +9,6 @@ from models.checkpoints import CHECKPOINTS
 from models.spec import Example, Parity, Position, Provenance, QueryKeyNorm
 from service.access import KEY_NEEDED
 from service.catalog import Catalog, Loaded, LoadedEncoder, LoadedModel
-from service.errors import Draining
 from service.loader import Change
 from service.runtime import Runtime
 
@@ -100,13 +99,6 @@ def router(runtime: Runtime) -> APIRouter:
     """`/v1/models`, `/v1/models/{name}`, and `load` and `unload` below the latter."""
     routes = APIRouter(prefix="/v1/models", tags=["models"])
 
-    def changeable(request: Request) -> Catalog:
-        """The catalog, for a caller who may change it."""
-        runtime.access.check_admin(request.scope["exchange"])
-        if runtime.draining:
-            raise Draining("the service is shutting down")
-        return runtime.engine.catalog
-
     @routes.get("", summary="Every served model")
     async def list_models() -> ModelList:
         """Every version of every model, and the folders of the repository that could not be served."""
@@ -143,7 +135,7 @@ def router(runtime: Runtime) -> APIRouter:
         What was served before is served until the new one is loaded and checked, and if it is broken. Versions whose
         folder is gone are unloaded. Needs an admin key.
         """
-        catalog = changeable(request)
+        catalog = runtime.changeable(request.scope["exchange"])
         return _changed(catalog, await runtime.loader.load(catalog, name))
 
     @routes.post("/{name}/unload", summary="Unload a model", openapi_extra={"security": KEY_NEEDED})
@@ -152,7 +144,7 @@ def router(runtime: Runtime) -> APIRouter:
 
         Requests that were accepted before are answered. Needs an admin key.
         """
-        catalog = changeable(request)
+        catalog = runtime.changeable(request.scope["exchange"])
         return _changed(catalog, await runtime.loader.unload(catalog, name))
 
     return routes

@@ -11,15 +11,16 @@ from pydantic import BaseModel, Field
 
 from models.types import ALL_TENSOR_NAMES
 from service.batcher import Ticket
-from service.body import WORTH_COMPRESSING, answer_coding, compress
+from service.body import CODINGS, WORTH_COMPRESSING, answer_coding, compress
 from service.codecs import ENCODERS, decoder_for, encoder_for
-from service.codecs.base import Decoder
+from service.codecs.base import Decoder, Encoder
 from service.engine import LocalEngine, Submission
 from service.errors import ClientGone, Draining, InvalidOption, NotAcceptable
 from service.messages import AnswerOptions, AttentionOutput
 from service.observe import Exchange, Receive, Scope, Send
 from service.problems import MEDIA_TYPE as PROBLEM
 from service.runtime import Runtime
+from service.statistics import Statistics
 
 TIMEOUT_HEADER = b"x-request-timeout-ms"
 
@@ -46,13 +47,50 @@ class Operation:
     refusals: dict[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """An answer as bytes.
+
+    Attributes:
+        content: not compressed.
+        headers: those that say what it is.
+        coding: what it is to be compressed with; empty for nothing.
+    """
+
+    content: bytes
+    headers: list[tuple[bytes, bytes]]
+    coding: str = ""
+
+
+class Call(ABC):
+    """One request on a tensor route, from when its headers are known.
+
+    Attributes:
+        codings: content codings that its body may have.
+        statistics: of the layer it asks for, where that is known before the body has been read.
+    """
+
+    codings: Sequence[str] = CODINGS
+    statistics: Statistics | None = None
+
+    @abstractmethod
+    def read(self, body: bytes) -> Any:
+        """What `submit` takes. May be called in a thread."""
+
+    @abstractmethod
+    def submit(self, request: Any, bytes_in: int, deadline: float) -> Submission:
+        """Queue what `read` made; errors as in `LocalEngine.submit`."""
+
+    @abstractmethod
+    def write(self, output: AttentionOutput) -> Written:
+        """The answer."""
+
+
 class TensorRoute(ABC):
-    """Decode, queue, encode. Every rule lives in one of those three."""
+    """Read, queue, write. Every rule lives in one of those three, or in `call`."""
 
     path: str
     methods = ("POST",)
-    decoders: Mapping[str, Decoder[Any]]
-    operation: Operation
 
     decode_in_thread_from = 1 << 20
     """Bytes from which a body is read in a thread, and the event loop goes on: numbers that are wrong take seconds."""
@@ -63,12 +101,17 @@ class TensorRoute(ABC):
         self._metrics = runtime.metrics
 
     @abstractmethod
-    def prepare(self, request: Any, engine: LocalEngine) -> Any:
-        """What `submit` takes, from what a decoder made; in the decoder's thread."""
+    def call(self, exchange: Exchange, scope: Scope, engine: LocalEngine) -> Call:
+        """How a request is read and answered, by its path and its headers; raises where they are wrong."""
+
+    @property
+    @abstractmethod
+    def schemas(self) -> Sequence[type[BaseModel]]:
+        """See `RawRoute`."""
 
     @abstractmethod
-    def submit(self, prepared: Any, engine: LocalEngine, bytes_in: int, deadline: float) -> Submission:
-        """Queue a request; errors as in `LocalEngine.submit`."""
+    def describe(self) -> dict[str, Any]:
+        """See `RawRoute`."""
 
     async def __call__(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
         """See `RawRoute`."""
@@ -77,45 +120,46 @@ class TensorRoute(ABC):
             raise Draining("the service is shutting down; try another replica")
         engine = self._runtime.engine
         deadline = self._deadline(exchange)
-        decoder = decoder_for(exchange.header(b"content-type"), self.decoders)
-        encoder = encoder_for(exchange.header(b"accept"), decoder.media_type)
-        body = await self._runtime.intake.read(exchange, receive, deadline)
-        clock = time.perf_counter
-        started = clock()
-        query = scope["query_string"].decode("latin-1")
-
-        def read() -> Any:
-            request = decoder.decode(body, query)
-            if request.options.format == "bertviz" and encoder.media_type != "application/json":
-                raise NotAcceptable(f"the format bertviz is JSON, not {encoder.media_type}")
-            return self.prepare(request, engine)
-
-        request = read() if len(body) < self.decode_in_thread_from else await asyncio.to_thread(read)
-        decoded = clock()
-        submission = self.submit(request, engine, len(body), deadline)
+        call = self.call(exchange, scope, engine)
+        statistics = call.statistics
         try:
-            output = await _answer(submission, engine, receive)
-            computed = clock()
-            content = encoder.encode(output)
-            headers = [(b"content-type", encoder.media_type.encode()), (b"vary", b"accept, accept-encoding")]
-            coding = answer_coding(exchange.header(b"accept-encoding"))
-            if coding and encoder.media_type == "application/json" and len(content) >= WORTH_COMPRESSING:
-                content = await compress(content, coding)
-                headers.append((b"content-encoding", coding.encode()))
-            encoded = clock()
+            body = await self._runtime.intake.read(exchange, receive, deadline, call.codings)
+            clock = time.perf_counter
+            started = clock()
+            in_thread = len(body) >= self.decode_in_thread_from
+            request = await asyncio.to_thread(call.read, body) if in_thread else call.read(body)
+            decoded = clock()
+            submission = call.submit(request, len(body), deadline)
+            statistics = submission.statistics
             ticket = submission.ticket
-            stages = {
-                "decode": decoded - started,
-                "queue": ticket.started - ticket.submitted,
-                "compute": ticket.finished - ticket.started,
-                "encode": encoded - computed,
-            }
-            timing = ", ".join(f"{stage};dur={seconds * 1e3:.3f}" for stage, seconds in stages.items())
-            headers += [(b"content-length", str(len(content)).encode()), (b"server-timing", timing.encode())]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await send({"type": "http.response.body", "body": content})
-        finally:
-            engine.batcher.release(submission.ticket)
+            try:
+                output = await _answer(submission, engine, receive)
+                computed = clock()
+                written = call.write(output)
+                content, headers = written.content, written.headers
+                if written.coding:
+                    content = await compress(content, written.coding)
+                    headers.append((b"content-encoding", written.coding.encode()))
+                encoded = clock()
+                stages = {
+                    "decode": decoded - started,
+                    "queue": ticket.started - ticket.submitted,
+                    "compute": ticket.finished - ticket.started,
+                    "encode": encoded - computed,
+                }
+                timing = ", ".join(f"{stage};dur={seconds * 1e3:.3f}" for stage, seconds in stages.items())
+                headers += [(b"content-length", str(len(content)).encode()), (b"server-timing", timing.encode())]
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+                if statistics is not None:  # before the caller has its answer, and may ask for them
+                    statistics.succeeded(time.monotonic() - exchange.arrived, stages, ticket.sequences)
+                    statistics = None
+                await send({"type": "http.response.body", "body": content})
+            finally:
+                engine.batcher.release(submission.ticket)
+        except BaseException:
+            if statistics is not None:
+                statistics.fail.add(time.monotonic() - exchange.arrived)
+            raise
         for stage, seconds in stages.items():
             self._metrics.stage.labels(stage).observe(seconds)
 
@@ -128,6 +172,28 @@ class TensorRoute(ABC):
         if not asked.isdecimal() or not 0 < len(asked) <= 12 or int(asked) == 0:
             raise InvalidOption(f"X-Request-Timeout-Ms: expected whole milliseconds above 0, got {asked!r}")
         return exchange.arrived + min(int(asked), most) / 1e3
+
+
+class NegotiatedRoute(TensorRoute):
+    """A tensor route whose formats are chosen by the headers Content-Type and Accept."""
+
+    decoders: Mapping[str, Decoder[Any]]
+    operation: Operation
+
+    @abstractmethod
+    def prepare(self, request: Any, engine: LocalEngine) -> Any:
+        """What `submit` takes, from what a decoder made; in the decoder's thread."""
+
+    @abstractmethod
+    def submit(self, prepared: Any, engine: LocalEngine, bytes_in: int, deadline: float) -> Submission:
+        """Queue a request; errors as in `LocalEngine.submit`."""
+
+    def call(self, exchange: Exchange, scope: Scope, engine: LocalEngine) -> Call:
+        """See `TensorRoute.call`."""
+        decoder = decoder_for(exchange.header(b"content-type"), self.decoders)
+        encoder = encoder_for(exchange.header(b"accept"), decoder.media_type)
+        query = scope["query_string"].decode("latin-1")
+        return _Negotiated(self, engine, decoder, encoder, query, exchange.header(b"accept-encoding"))
 
     @property
     def schemas(self) -> Sequence[type[BaseModel]]:
@@ -142,11 +208,7 @@ class TensorRoute(ABC):
              "schema": _query_schema(operation.options, name)}
             for name, field in operation.options.model_fields.items()
         ]  # fmt: skip
-        parameters.append({
-            "name": "X-Request-Timeout-Ms", "in": "header", "required": False,
-            "description": "Deadline in milliseconds from arrival; work past it is not computed and answers 504.",
-            "schema": {"type": "integer", "minimum": 1, "maximum": 999_999_999_999},
-        })  # fmt: skip
+        parameters.append(TIMEOUT_PARAMETER)
         binary = {"schema": {"type": "string", "format": "binary"}}
         body = {"schema": _reference(operation.body), "examples": operation.examples}
         contents = dict.fromkeys(self.decoders, binary) | {"application/json": body}
@@ -165,6 +227,34 @@ class TensorRoute(ABC):
             "responses": responses,
         }
         return {"post": found}
+
+
+class _Negotiated(Call):
+    def __init__(
+        self, route: NegotiatedRoute, engine: LocalEngine, decoder: Decoder[Any], encoder: Encoder, query: str,
+        accept_encoding: str,
+    ) -> None:  # fmt: skip
+        self._route, self._engine, self._query = route, engine, query
+        self._decoder, self._encoder, self._accept_encoding = decoder, encoder, accept_encoding
+
+    def read(self, body: bytes) -> Any:
+        request = self._decoder.decode(body, self._query)
+        if request.options.format == "bertviz" and self._encoder.media_type != "application/json":
+            raise NotAcceptable(f"the format bertviz is JSON, not {self._encoder.media_type}")
+        return self._route.prepare(request, self._engine)
+
+    def submit(self, request: Any, bytes_in: int, deadline: float) -> Submission:
+        return self._route.submit(request, self._engine, bytes_in, deadline)
+
+    def write(self, output: AttentionOutput) -> Written:
+        media_type = self._encoder.media_type
+        content = self._encoder.encode(output)
+        worth_it = media_type == "application/json" and len(content) >= WORTH_COMPRESSING
+        return Written(
+            content,
+            [(b"content-type", media_type.encode()), (b"vary", b"accept, accept-encoding")],
+            answer_coding(self._accept_encoding) if worth_it else "",
+        )
 
 
 async def _answer(submission: Submission, engine: LocalEngine, receive: Receive) -> AttentionOutput:
@@ -201,6 +291,15 @@ REFUSALS = {
     "500": "A fault on our side.",
     "503": "Queue full, draining or not ready; see Retry-After.",
     "504": "The deadline passed.",
+}
+
+
+TIMEOUT_PARAMETER: dict[str, Any] = {
+    "name": "X-Request-Timeout-Ms",
+    "in": "header",
+    "required": False,
+    "description": "Deadline in milliseconds from arrival; work past it is not computed and answers 504.",
+    "schema": {"type": "integer", "minimum": 1, "maximum": 999_999_999_999},
 }
 
 

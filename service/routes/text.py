@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 from service.codecs import TEXT_DECODERS
 from service.engine import LocalEngine, Submission, Tokenised
 from service.messages import TextInput, TextOptions
-from service.routes.tensors import BackendName, ModelName, Nested, Operation, SparseWeights, TensorRoute
+from service.routes.tensors import BackendName, ModelName, NegotiatedRoute, Nested, Operation, SparseWeights
 
 DESCRIPTION = """Tokenises a text with the encoder's own tokenizer, computes the whole encoder, and answers the
 attention of the layers asked for: `weights` of each head, or whatever `return` names.
@@ -71,7 +71,7 @@ class TextAnswer(BaseModel):
     )
 
 
-class TextRoute(TensorRoute):
+class TextRoute(NegotiatedRoute):
     """Text in, tensors out."""
 
     path = "/v1/text/attention"
@@ -90,9 +90,9 @@ class TextRoute(TensorRoute):
     )
 
     def prepare(self, request: TextInput, engine: LocalEngine) -> Tokenised:
-        """See `TensorRoute.prepare`."""
+        """See `NegotiatedRoute.prepare`."""
         return engine.tokenised(request)
 
     def submit(self, prepared: Tokenised, engine: LocalEngine, bytes_in: int, deadline: float) -> Submission:
-        """See `TensorRoute.submit`."""
+        """See `NegotiatedRoute.submit`."""
         return engine.submit_text(prepared, bytes_in, deadline)

@@ -1,3 +1,4 @@
+import base64
 import time
 
 import pytest
@@ -68,6 +69,24 @@ def test_a_known_key_passes_in_either_header(headers):
 def test_without_a_key_the_caller_is_told_to_send_one(headers):
     with pytest.raises(Unauthorized, match="Authorization: Bearer KEY"):
         Gate(api_keys="one,two").check(**headers)
+
+
+def basic(credentials):
+    return f"Basic {base64.b64encode(credentials.encode()).decode()}"
+
+
+@pytest.mark.parametrize("credentials", ["me:two", "two:", "two:whatever", ":two", "one:two"])
+def test_a_client_that_can_send_a_user_and_a_password_only_sends_the_key_as_either(credentials):
+    """The authentication plugin of tritonclient is one of those."""
+    Gate(api_keys="one,two").check(authorization=basic(credentials))
+
+
+@pytest.mark.parametrize(
+    ("credentials", "error"), [("me:three", Forbidden), ("two", Unauthorized), (":", Unauthorized), ("", Unauthorized)]
+)
+def test_credentials_without_a_known_key_are_refused(credentials, error):
+    with pytest.raises(error):
+        Gate(api_keys="one,two").check(authorization=basic(credentials))
 
 
 @pytest.mark.parametrize("key", ["three", "tw", "twoo", "TWO", "one,two", "ключ"])

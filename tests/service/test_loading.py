@@ -398,7 +398,7 @@ def test_the_document_says_that_a_key_is_needed(service: Service):
 
     for action in ("load", "unload"):
         operation = document["paths"][f"/v1/models/{{name}}/{action}"]["post"]
-        assert operation["security"] == [{"bearer": []}, {"key": []}]
+        assert operation["security"] == [{"bearer": []}, {"basic": []}, {"key": []}]
         assert operation["responses"]["200"]["content"].keys() == {JSON}
     assert "security" not in document["paths"]["/v1/models"]["get"]
-    assert document["components"]["securitySchemes"].keys() == {"bearer", "key"}
+    assert document["components"]["securitySchemes"].keys() == {"bearer", "basic", "key"}

@@ -221,7 +221,7 @@ def test_api_keys_are_described_where_they_are_asked_for(settings):
 
     document = create_app(settings.model_copy(update={"api_keys": ("secret",)})).api.openapi()
 
-    assert document["components"]["securitySchemes"].keys() == {"bearer", "key"}
-    assert document["paths"]["/v1/attention"]["post"]["security"] == [{"bearer": []}, {"key": []}]
+    assert document["components"]["securitySchemes"].keys() == {"bearer", "basic", "key"}
+    assert document["paths"]["/v1/attention"]["post"]["security"] == [{"bearer": []}, {"basic": []}, {"key": []}]
     assert "security" not in document["paths"]["/healthz/ready"]["get"]
     assert "security" not in create_app(settings).api.openapi()["paths"]["/v1/attention"]["post"]

@@ -9,7 +9,18 @@ from models import errors as model_errors
 from models.errors import AttentionError, FieldError, InvalidInput, InvalidModel, NonFinite, ShapeMismatch
 from service import errors
 from service.metrics import OUTCOMES
-from service.problems import MOST_TEXT, NEVER_ANSWERED, known_problems, outcome_of, problem, status_of, title_of
+from service.problems import (
+    MOST_TEXT,
+    NEVER_ANSWERED,
+    OPEN_INFERENCE,
+    RFC9457,
+    dialect_of,
+    known_problems,
+    outcome_of,
+    problem,
+    status_of,
+    title_of,
+)
 
 STATUSES: list[tuple[type[AttentionError], int, str, str]] = [
     (errors.Unparsable, 400, "unparsable", "invalid"),
@@ -151,3 +162,44 @@ def test_a_detail_never_echoes_megabytes():
 def test_every_status_has_an_outcome(status: int, outcome: str):
     """The outcomes of the metrics sum to the requests received."""
     assert outcome_of(status) == outcome
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (errors.Unparsable("no"), 400),
+        (NonFinite.at("/inputs/0", "is NaN"), 400),
+        (errors.UnknownField("no"), 400),
+        (errors.UnservableModel("broken"), 400),
+        (errors.Unauthorized("key"), 401),
+        (errors.Forbidden("key"), 403),
+        (errors.NotFound("no"), 404),
+        (errors.NotInstalled("no", retry_after_s=60), 404),
+        (errors.MethodNotAllowed("no", ("POST",)), 405),
+        (errors.Conflict("no"), 409),
+        (errors.TooLarge("no"), 413),
+        (errors.UnsupportedMediaType("no"), 415),
+        (errors.RateLimited("slowly"), 429),
+        (errors.BackendFailed("bug"), 500),
+        (errors.QueueFull("full"), 503),
+        (errors.Draining("bye"), 503),
+        (errors.NotReady("wait"), 503),
+        (errors.DeadlineExceeded("late"), 504),
+    ],
+)
+def test_the_open_inference_protocol_has_its_own_statuses_and_its_own_field(error: AttentionError, status: int):
+    """Its clients read `error` from any answer but a 200; what RFC 9457 says stands beside it."""
+    found, body, headers = problem(error, "some id", dialect_of("/v2/models/x/infer"))
+
+    fields = json.loads(body)
+    assert found == fields["status"] == status
+    assert fields["error"] == fields["detail"] == error.detail
+    assert fields["type"] == f"/problems/{error.code}"
+    assert fields["instance"] == "some id"
+    assert (b"retry-after" in dict(headers)) is (status in (429, 503))
+
+
+@pytest.mark.parametrize("path", ["/", "/v1/attention", "/v20", "/v2x/models", "/healthz/ready"])
+def test_every_other_path_answers_as_rfc_9457_has_it(path: str):
+    assert dialect_of(path) is RFC9457
+    assert dialect_of("/v2") is OPEN_INFERENCE

@@ -1,0 +1,52 @@
+"""What became of the requests of one layer, as the Open Inference Protocol's statistics have it."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Tally:
+    """How often something happened, and how long it took in all, ns."""
+
+    count: int = 0
+    ns: int = 0
+
+    def add(self, seconds: float) -> None:
+        """Count it once more."""
+        self.count += 1
+        self.ns += max(0, round(seconds * 1e9))
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Counts since a layer was loaded. Used from the event loop's thread only.
+
+    Attributes:
+        success, fail: requests that were answered and that were not, from arrival to answer.
+        queue, compute_input, compute_infer, compute_output: stages of the answered ones: waiting, decoding, computing,
+            encoding.
+        inferences: sequences of the answered ones.
+        executions: batches; each holds sequences of one or more requests.
+        last_ms: when the last of the answered ones was, in ms since 1970; 0 for never.
+    """
+
+    success: Tally = field(default_factory=Tally)
+    fail: Tally = field(default_factory=Tally)
+    queue: Tally = field(default_factory=Tally)
+    compute_input: Tally = field(default_factory=Tally)
+    compute_infer: Tally = field(default_factory=Tally)
+    compute_output: Tally = field(default_factory=Tally)
+    inferences: int = 0
+    executions: int = 0
+    last_ms: int = 0
+
+    def succeeded(self, seconds: float, stages: Mapping[str, float], sequences: int) -> None:
+        """Count an answered request: its time in all, in each stage of `metrics.STAGES`, and its sequences."""
+        self.success.add(seconds)
+        self.queue.add(stages["queue"])
+        self.compute_input.add(stages["decode"])
+        self.compute_infer.add(stages["compute"])
+        self.compute_output.add(stages["encode"])
+        self.inferences += sequences
+        self.last_ms = time.time_ns() // 1_000_000
