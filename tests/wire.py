@@ -18,6 +18,8 @@ JSON, SAFETENSORS = "application/json", "application/x-safetensors"
 NPY, NPZ = "application/x-npy", "application/x-npz"
 PROBLEM = "application/problem+json"
 
+TENSORS = ("outputs", "weights", "scores", "query", "key", "value", "projected")
+
 
 def bits(array: np.ndarray) -> bytes:
     """An array's bytes: equal for equal bits only, so that -0.0 is not 0.0."""
@@ -73,7 +75,7 @@ def decode_json(body: bytes, count: int | None = None) -> Decoded:
     """Read a JSON answer; `count` sequences, or None for one alone."""
     document = json.loads(body)
     tensors = {}
-    for name in ("outputs", "weights", "scores", "query", "key", "value"):
+    for name in TENSORS:
         if name in document:
             tensors[name] = _json_tensors(document.pop(name), count)
     return Decoded(tensors, document)
@@ -125,7 +127,7 @@ def _flat(tensors: dict[str, np.ndarray], count: int | None) -> dict[str, list[A
         return [(tensors[f"weights.indices{suffix}"], tensors[f"weights.values{suffix}"])]
 
     found: dict[str, list[Any]] = {}
-    for name in ("outputs", "weights", "scores", "query", "key", "value"):
+    for name in TENSORS:
         if name in tensors or f"{name}.0" in tensors:
             found[name] = parts(name)
     if "weights.indices" in tensors and count is not None:

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from service.routes import health, models, pages
+from service.routes import health, models, pages, v2
 from service.routes.attention import AttentionRoute
 from service.routes.base import RawRoute
 from service.routes.text import TextRoute
@@ -11,9 +11,9 @@ from service.runtime import Runtime
 
 def routers(runtime: Runtime) -> list[APIRouter]:
     """Ordinary endpoints, served by FastAPI."""
-    return [health.router(runtime), models.router(runtime), pages.router()]
+    return [health.router(runtime), models.router(runtime), v2.router(runtime), pages.router()]
 
 
 def raw_routes(runtime: Runtime) -> list[RawRoute]:
     """Tensor endpoints, served without it."""
-    return [AttentionRoute(runtime), TextRoute(runtime)]
+    return [AttentionRoute(runtime), TextRoute(runtime), v2.InferRoute(runtime), v2.VersionedInferRoute(runtime)]

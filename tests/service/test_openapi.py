@@ -90,10 +90,19 @@ def test_the_examples_are_those_of_the_source(document: dict[str, Any], path: st
     assert set(content["examples"]) == set(ROUTES[path].examples)
 
 
-@pytest.mark.parametrize("path", ["/healthz/live", "/healthz/ready", "/v1/models", "/v1/models/lesson"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/healthz/live", "/healthz/ready", "/v1/models", "/v1/models/lesson", "/v2", "/v2/health/live",
+        "/v2/health/ready", "/v2/models/lesson", "/v2/models/lesson/ready", "/v2/models/lesson/config",
+        "/v2/models/lesson/stats", "/v2/models/stats", "/v2/models/lesson/versions/1",
+        "/v2/models/lesson/versions/1/ready", "/v2/models/lesson/versions/1/config",
+        "/v2/models/lesson/versions/1/stats",
+    ],
+)  # fmt: skip
 def test_every_other_answer_is_as_described(server: Server, document: dict[str, Any], path: str):
     """Status, media type and schema."""
-    template = path.replace("lesson", "{name}")
+    template = path.replace("lesson", "{name}").replace("versions/1", "versions/{version}")
     described = document["paths"][template]["get"]["responses"]["200"]["content"]
 
     reply = call(server.url, "GET", path)
@@ -189,12 +198,42 @@ def test_every_refusal_is_as_described(server: Server, document: dict[str, Any])
 
 
 def test_other_operations_describe_their_errors(server: Server, document: dict[str, Any]):
-    """By one `default` response."""
+    """By one `default` response; under /v2 in the form of that protocol."""
     for path, item in document["paths"].items():
-        if not path.endswith("/attention"):
+        if not path.endswith(("/attention", "/infer")):
             for operation in item.values():
-                assert PROBLEM in operation["responses"]["default"]["content"]
+                described = operation["responses"]["default"]["content"]
+                if path.startswith("/v2"):
+                    assert described == {JSON: {"schema": component("InferenceError")}}
+                else:
+                    assert PROBLEM in described
     conforms(document, component("Problem"), call(server.url, "GET", "/v1/models/none").json())
+    conforms(document, component("InferenceError"), call(server.url, "GET", "/v2/models/none").json())
+
+
+@pytest.mark.parametrize("path", ["/v2/models/{name}/infer", "/v2/models/{name}/versions/{version}/infer"])
+def test_inference_by_the_open_protocol_is_as_described(server: Server, document: dict[str, Any], path: str):
+    """Its example works as it stands, and its refusals have their own form and their own statuses."""
+    operation = document["paths"][path]["post"]
+    content = operation["requestBody"]["content"][JSON]
+    body = content["examples"]["lesson"]["value"]
+    real = path.format(name="lesson", version="1")
+    conforms(document, content["schema"], body)
+
+    reply = call(server.url, "POST", real, json.dumps(body).encode())
+
+    assert reply.status == 200
+    conforms(document, component("InferAnswer"), reply.json())
+    assert set(operation["responses"]) == {"200"} | (set(REFUSALS) | {"404"}) - {"406", "422"}
+    for status, refused in {
+        "400": call(server.url, "POST", real, b"{"),
+        "404": call(server.url, "POST", real.replace("lesson", "none"), b"{}"),
+        "405": call(server.url, "PUT", real),
+        "415": call(server.url, "POST", real, b"{}", {"Content-Encoding": "br"}),
+    }.items():
+        assert str(refused.status) == status
+        assert list(operation["responses"][status]["content"]) == [refused.headers["content-type"]] == [JSON]
+        conforms(document, component("InferenceError"), refused.json())
 
 
 def test_a_generated_client_meets_nothing_that_is_not_described(server: Server, tmp_path: Path):
@@ -212,7 +251,7 @@ def test_a_generated_client_meets_nothing_that_is_not_described(server: Server, 
     )  # fmt: skip
 
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "9 selected / 9 total" in ended.stdout
+    assert "26 selected / 26 total" in ended.stdout
 
 
 def test_api_keys_are_described_where_they_are_asked_for(settings):
