@@ -95,6 +95,7 @@ def test_the_server_and_its_models_are_live_and_ready(client: Any):
         assert client.is_model_ready(name)
         assert client.is_model_ready(name, "1")
         assert not client.is_model_ready(name, "2")
+    assert client.is_model_ready("lesson@1")
     assert not client.is_model_ready("none")
     assert not client.is_model_ready("minilm-l6")  # an encoder
 
@@ -138,16 +139,22 @@ def test_the_metadata_are_those_of_the_answers(client: Any, model: str, version:
     assert (config["name"], config["max_batch_size"], config["backend"]) == (model, 0, "onnx")
 
 
-def test_a_layer_with_an_output_projection_has_one_output_more(artifacts: Path, tmp_path: Path):
+def test_the_repository_shows_its_models_and_what_is_broken(artifacts: Path, tmp_path: Path):
+    """A layer with an output projection has one output more."""
     spec = AttentionSpec(
         name="full", version="1", embed_dim=8, num_heads=2, head_dim=4, seed=None, source="made by a test",
         license="Apache-2.0",
     )  # fmt: skip
     weights = replace(seeded(spec, 1), output=RANDOM.standard_normal((8, 8)).astype(np.float32))
     write(tmp_path / "models", ModelEntry(spec, weights, ""))
+    (tmp_path / "models" / "broken").mkdir()
+    (tmp_path / "models" / "broken" / "spec.json").write_text("{")
     running = start_server(artifacts, ATTENTION_MODEL_REPOSITORY=str(tmp_path / "models"))
     try:
         with triton.InferenceServerClient(place(running)) as client:
+            (broken,) = [entry for entry in client.get_model_repository_index() if entry["state"] != "READY"]
+            assert (broken["name"], broken["version"], broken["state"]) == ("broken", "", "UNAVAILABLE")
+            assert "spec.json" in broken["reason"]
             names = [output["name"] for output in client.get_model_metadata("full")["outputs"]]
             x = RANDOM.standard_normal((3, 8)).astype(np.float32)
             answer = client.infer("full", tensors(inputs=x), outputs=wanted("projected"))
