@@ -120,10 +120,10 @@ class FakeRunner:
 
     def __init__(self, batch_tokens=64):
         self.batch_tokens = batch_tokens
+        self.batches = []
 
     def holds_scores(self, n, wanted):
         return True
-        self.batches = []
 
     @property
     def computed(self):

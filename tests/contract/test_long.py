@@ -10,7 +10,6 @@ import pytest
 from conftest import ROOT, empty_repository
 
 from models.types import SequenceInput
-from service.backends.base import Runner
 from service.backends.onnx import FUSE_FROM, TILE_FROM
 from tests.contract.layers import LAYERS, assert_close, attend, backend, draw_sequence, layer_runner
 
@@ -37,7 +36,7 @@ def test_outputs_alone_are_the_outputs_beside_weights(layer: str, n: int, artifa
     wanted = ("outputs", "projected") if layer == "projecting" else ("outputs",)
     cases = [(False, False, False), (True, False, False), (False, True, False), (True, True, True)]
     for name in ("onnx", "eager"):
-        runner: Runner = layer_runner(name, layer, artifacts)
+        runner = backend(name, artifacts).layer(LAYERS[layer])  # a new one: its memory goes with it
         for is_causal, masked, biased in cases:
             sequences = [long_sequence(layer, n, seed, masked=masked, biased=biased) for seed in (1, 2)]
             options = {"scale": spec.effective_scale, "window": spec.window, "is_causal": is_causal}
