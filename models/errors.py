@@ -5,7 +5,7 @@ AttentionError
 ├── InvalidInput            the request means something that cannot be computed
 │   ├── ShapeMismatch       a tensor has the wrong shape, or rows of different lengths
 │   ├── NonFinite           NaN, infinity, or a number too large for the model's dtype
-│   └── NumericOverflow     finite inputs whose scores or outputs overflow the model's dtype
+│   └── NumericOverflow     finite inputs whose scores or outputs overflow the model's dtype, or the answer's
 ├── InvalidModel            a spec or weights file that cannot be served
 │   └── DownloadFailed      a checkpoint that could not be had
 └── ArtifactError           an exported graph that cannot be made or trusted
@@ -66,7 +66,7 @@ class NonFinite(InvalidInput):
 
 
 class NumericOverflow(InvalidInput):
-    """The inputs are finite, but their scores or outputs overflow the model's dtype."""
+    """The inputs are finite, but their scores or outputs overflow the model's dtype, or the answer's."""
 
     code = "numeric-overflow"
 

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from models.tokenizer import Tokens
-from models.types import ALL_TENSOR_NAMES, F32, Array, Projections, SequenceInput, TensorName
+from models.types import ALL_TENSOR_NAMES, Array, Projections, SequenceInput, TensorName
 from service.backends.base import BackendInfo
 
 Form = Literal["one", "list", "stack"]
@@ -50,6 +50,9 @@ class AnswerOptions(BaseModel):
     backend: BackendName | None = Field(default=None, description="Backend; default: the service's.")
     encoding: Literal["json", "base64"] = Field(
         default="json", description="How a JSON answer holds tensors: nested numbers, or base64 tensor objects."
+    )
+    dtype: Literal["float32", "float16"] = Field(
+        default="float32", description="What the answer's numbers are rounded to; they are computed in float32."
     )
     format: Literal["tensors", "bertviz"] = Field(
         default="tensors",
@@ -160,11 +163,11 @@ class TopK:
 
     Attributes:
         indices: int32, (..., n, k), columns.
-        values: float32, (..., n, k).
+        values: float32, or float16 in an answer of that dtype, (..., n, k).
     """
 
     indices: Array
-    values: F32
+    values: Array
 
 
 Answer = dict[str, Array | TopK]
@@ -176,7 +179,7 @@ class AttentionOutput:
     """A computed request.
 
     Attributes:
-        answers: one per sequence, in the caller's order.
+        answers: one per sequence, in the caller's order, in the dtype asked for.
         fully_masked_rows: per sequence, the rows that see nothing, whose weights and outputs are zeros.
         form: see `AttentionInput`.
         encoding: see `Options`.

@@ -7,7 +7,7 @@ import numpy as np
 
 from models.errors import NumericOverflow
 from models.masks import fully_masked_rows, visible
-from models.types import F32, PER_HEAD, Bool, Projections, SequenceInput
+from models.types import F32, PER_HEAD, Array, Bool, Projections, SequenceInput
 from service.backends.base import Batch, Runner, Tensors
 from service.messages import Answer, AnswerOptions, TopK
 from service.statistics import Statistics
@@ -175,3 +175,37 @@ def top_k(weights: F32, k: int) -> TopK:
     """The min(k, n) largest of each row of (..., n, n), largest first; equal ones in the order of their columns."""
     order = np.argsort(-weights, axis=-1, kind="stable")[..., :k]
     return TopK(order.astype(np.int32), np.take_along_axis(weights, order, axis=-1))
+
+
+FLOAT16_MAX = 65_504
+"""The largest number of float16."""
+
+
+def as_float16(found: Answer, pointer: str) -> Answer:
+    """An answer rounded to float16, to the nearest and of two to the even one; indices stay what they are.
+
+    Args:
+        found: the answer in float32.
+        pointer: where its sequence stands in the request, for errors.
+
+    Raises:
+        NumericOverflow: naming the tensor that has a number beyond float16.
+    """
+    return {
+        name: TopK(value.indices, _float16(name, value.values, pointer))
+        if isinstance(value, TopK)
+        else _float16(name, value, pointer)
+        for name, value in found.items()
+    }
+
+
+def _float16(name: str, tensor: Array, pointer: str) -> Array:
+    with np.errstate(over="ignore"):
+        rounded = tensor.astype(np.float16)
+    beyond = np.isinf(rounded) & np.isfinite(tensor)  # a masked score was infinite before
+    if beyond.any():
+        raise NumericOverflow.at(
+            pointer,
+            f"{name} would hold {float(tensor[beyond][0]):g}, but float16 ends at {FLOAT16_MAX}; leave `dtype` out",
+        )
+    return rounded

@@ -61,7 +61,7 @@ class Settings(BaseSettings):
         default=0, ge=0, description="Most GPU memory of one ONNX Runtime session, MiB; 0: no limit."
     )
     max_body_mib: int = Field(default=64, gt=0, description="Largest request body after decompression, MiB.")
-    max_answer_mib: int = Field(default=512, gt=0, description="Largest answer, as float32 tensors, MiB.")
+    max_answer_mib: int = Field(default=512, gt=0, description="Largest answer, as tensors of its dtype, MiB.")
     max_sequences: int = Field(default=256, gt=0, le=16_384, description="Most sequences of one request.")
     max_tokens: int = Field(default=16_384, gt=0, description="Most tokens of one sequence.")
     max_inflight_requests: int = Field(default=1_024, gt=0, description="Accepted, unanswered requests before 503.")

@@ -42,17 +42,18 @@ class Sizes:
         return self.computed([n], options) + 4 * self.elements("scores", n)
 
     def answered(self, lengths: Sequence[int], options: AnswerOptions) -> int:
-        """Bytes of the answer: indices and values of sparse weights have four each."""
-        total = 0
+        """Bytes of the answer's tensors in its dtype; indices of sparse weights have four each."""
+        total, each = 0, 2 if options.dtype == "float16" else 4
         for n in lengths:
             for name in options.wanted:
                 elements = self.elements(name, n)
                 if options.average_heads and name in SQUARE:
                     elements //= self.heads
                 if options.top_k and name == "weights":
-                    elements = 2 * elements // n * min(options.top_k, n)
-                total += elements
-        return 4 * total
+                    elements = elements // n * min(options.top_k, n)
+                    total += 4 * elements
+                total += each * elements
+        return total
 
 
 def checked_size(
@@ -64,7 +65,7 @@ def checked_size(
     limits: Limits,
     holds_scores: Callable[[int, Sequence[str]], bool],
 ) -> int:
-    """Bytes that the request and its tensors will take as float32.
+    """Bytes that the request and its tensors will take as float32, which is what they are computed in.
 
     Args:
         request: the request.
@@ -101,14 +102,14 @@ def checked_size(
         return bytes_in + sizes.computed(lengths, options) <= limits.bytes
 
     size = bytes_in + sizes.computed(lengths, options)
-    for what, taken, most in (
-        ("the answer", sizes.answered(lengths, options), most_answered),
-        ("the request and its tensors", size, limits.bytes),
-        ("the computation", working(lengths, options), limits.bytes),
+    for what, taken, dtype, most in (
+        ("the answer", sizes.answered(lengths, options), options.dtype, most_answered),
+        ("the request and its tensors", size, "float32", limits.bytes),
+        ("the computation", working(lengths, options), "float32", limits.bytes),
     ):
         if taken > most:
             raise TooLarge(
-                f"{what} would take {math.ceil(taken / MIB)} MiB as float32 for {max(lengths)} tokens; "
+                f"{what} would take {math.ceil(taken / MIB)} MiB as {dtype} for {max(lengths)} tokens; "
                 f"{most // MIB} MiB are allowed. To fit, {_what_fits(lengths, options, fits) or 'send less'}."
             )
     return size
@@ -137,6 +138,8 @@ def _what_fits(
         advice.append(f"ask for `top_k` {k} or less")
     if fits(lengths, changed(average_heads=True)):
         advice.append("ask for `average_heads`")
+    if fits(lengths, changed(dtype="float16")):
+        advice.append("ask for `dtype` float16")
     if n := largest(max(lengths), lambda n: ([min(n, length) for length in lengths], options)):
         advice.append(f"send at most {n} tokens in a sequence")
     return ", or ".join(advice)

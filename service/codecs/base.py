@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from models.errors import NonFinite, ShapeMismatch
 from models.tokenizer import Tokens
 from models.types import F32, Array, Bool, Projections, SequenceInput
-from service.errors import ConflictingFields, InvalidOption, TooLarge, UnknownField, Unparsable
+from service.errors import ConflictingFields, InvalidOption, NotAcceptable, TooLarge, UnknownField, Unparsable
 from service.messages import AnswerOptions, AttentionInput, AttentionOutput, Form, Options
 
 Chosen = TypeVar("Chosen", bound=AnswerOptions)
@@ -135,6 +135,12 @@ def check_format(chosen: AnswerOptions) -> None:
         raise ConflictingFields.at("/top_k", "with the format bertviz the answer is all weights")
     if chosen.encoding != "json":
         raise ConflictingFields.at("/encoding", "with the format bertviz the answer is nested numbers")
+
+
+def check_media_type(chosen: AnswerOptions, media_type: str) -> None:
+    """Raise `NotAcceptable` unless an answer of a media type can be what is asked for."""
+    if chosen.format == "bertviz" and media_type != "application/json":
+        raise NotAcceptable(f"the format bertviz is JSON, not {media_type}")
 
 
 def float32(array: Array, pointer: str) -> F32:

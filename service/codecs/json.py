@@ -8,6 +8,7 @@ there, or because the body is fine but unusual.
 import binascii
 import math
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,7 @@ class JsonCodec:
         return _request(fields, query)
 
     def encode(self, output: AttentionOutput) -> bytes:
-        """See `Encoder.encode`. Masked scores are `null`; float32 are written with the fewest digits that keep them."""
+        """See `Encoder.encode`. Masked scores are `null`; numbers have the fewest digits that keep them."""
         if output.format == "bertviz":
             return orjson.dumps(_bertviz(output), option=orjson.OPT_SERIALIZE_NUMPY)
         write = _tensor_object if output.encoding == "base64" else _numbers
@@ -101,13 +102,28 @@ def _bertviz(output: AttentionOutput) -> dict[str, Any]:
 def _heads(weights: Array | TopK) -> Array:
     """Weights with their axis of heads, also where there is one head."""
     assert isinstance(weights, np.ndarray), "the format bertviz excludes top_k"
-    return np.ascontiguousarray(weights if weights.ndim == 3 else weights[None])
+    return _written(weights if weights.ndim == 3 else weights[None])
 
 
 def _numbers(value: Array | TopK) -> Any:
     if isinstance(value, TopK):
-        return {"indices": _numbers(value.indices), "values": _numbers(value.values)}
-    return np.ascontiguousarray(value)  # orjson writes no other; backends give views of what they computed
+        return {"indices": _written(value.indices), "values": _written(value.values)}
+    return _written(value)
+
+
+def _written(array: Array) -> Array:
+    """The array whose shortest digits, which are what orjson writes, are those wanted."""
+    plain = np.ascontiguousarray(array)  # orjson writes no other; backends give views of what they computed
+    if plain.dtype == np.float16:
+        return _shortest_float16()[plain.view(np.uint16)]
+    return plain
+
+
+@cache
+def _shortest_float16() -> F32:
+    """Of every float16, by its bits, the float32 whose shortest digits are those of the float16."""
+    positive: F32 = np.arange(1 << 15, dtype=np.uint16).view(np.float16).astype(str).astype(np.float32)
+    return np.concatenate([positive, -positive])
 
 
 def _tensor_object(value: Array | TopK) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from service.errors import UnknownField, Unparsable, WrongType
 from service.messages import AttentionInput, AttentionOutput, Form, Options
 
 DTYPES = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "BOOL": "?"}
-NAMES = {"float32": "F32", "int32": "I32"}
+NAMES = {"float32": "F32", "float16": "F16", "int32": "I32"}
 MAX_HEADER = 1 << 20
 PLAIN = ("inputs", "attn_mask", "attn_bias", *(f"projections.{name}" for name in PROJECTION_NAMES))
 NUMBERED = re.compile(r"(inputs|attn_mask|attn_bias)\.(0|[1-9]\d{0,6})")
@@ -81,7 +81,8 @@ class SafetensorsCodec:
         }
         parts: list[bytes | memoryview] = [b"", b""]
         offset = 0
-        for name, array in flat_tensors(output).items():
+        # Wide numbers first, as the format's own library writes them: each then starts at a multiple of its width.
+        for name, array in sorted(flat_tensors(output).items(), key=lambda item: -item[1].itemsize):
             dtype = NAMES[str(array.dtype)]
             header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": (offset, offset + array.nbytes)}
             offset += array.nbytes

@@ -10,6 +10,7 @@ import typer
 
 from service.catalog import load_catalog
 from service.codecs import DECODERS, ENCODERS
+from service.codecs.base import check_media_type
 from service.codecs.base import options as read_options
 from service.engine import LocalEngine
 from service.errors import InvalidOption
@@ -40,6 +41,7 @@ def run(
     ] = False,
     top_k: Annotated[int | None, typer.Option(help="Only the k largest weights of each row.")] = None,
     backend: Annotated[str | None, typer.Option(help="onnx, eager or reference.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32 or float16: what the answer is rounded to.")] = None,
 ) -> None:
     """Compute one request without a server: the same answer the service gives, bit by bit."""
     given = {
@@ -50,6 +52,7 @@ def run(
         "average_heads": "true" if average_heads else None,
         "top_k": top_k,
         "backend": backend,
+        "dtype": dtype,
     }
     fields = {name: str(value) for name, value in given.items() if value is not None}
     read_options(fields, Options, strict=False)  # refuse before anything is loaded
@@ -57,7 +60,9 @@ def run(
     writer = ENCODERS[_media_type(WRITE, output.suffix if output else ".json", "written")]
     body = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     query = "&".join(f"{name}={value}" for name, value in fields.items())
-    content = writer.encode(asyncio.run(_compute(load_settings(), reader.decode(body, query), len(body))))
+    request = reader.decode(body, query)
+    check_media_type(request.options, writer.media_type)
+    content = writer.encode(asyncio.run(_compute(load_settings(), request, len(body))))
     if output is None:
         sys.stdout.buffer.write(content + b"\n")
     else:

@@ -13,9 +13,9 @@ from models.types import ALL_TENSOR_NAMES
 from service.batcher import Ticket
 from service.body import CODINGS, WORTH_COMPRESSING, answer_coding, compress
 from service.codecs import ENCODERS, decoder_for, encoder_for
-from service.codecs.base import Decoder, Encoder
+from service.codecs.base import Decoder, Encoder, check_media_type
 from service.engine import LocalEngine, Submission
-from service.errors import ClientGone, Draining, InvalidOption, NotAcceptable
+from service.errors import ClientGone, Draining, InvalidOption
 from service.messages import AnswerOptions, AttentionOutput
 from service.observe import Exchange, Receive, Scope, Send
 from service.problems import MEDIA_TYPE as PROBLEM
@@ -239,8 +239,7 @@ class _Negotiated(Call):
 
     def read(self, body: bytes) -> Any:
         request = self._decoder.decode(body, self._query)
-        if request.options.format == "bertviz" and self._encoder.media_type != "application/json":
-            raise NotAcceptable(f"the format bertviz is JSON, not {self._encoder.media_type}")
+        check_media_type(request.options, self._encoder.media_type)
         return self._route.prepare(request, self._engine)
 
     def submit(self, request: Any, bytes_in: int, deadline: float) -> Submission:
@@ -307,7 +306,7 @@ class AnsweredTensor(BaseModel):
     """An array as base64: little-endian, row-major."""
 
     shape: list[int] = Field(description="Sizes of the axes.")
-    dtype: Literal["float32", "int32"] = Field(description="int32 for indices only.")
+    dtype: Literal["float32", "float16", "int32"] = Field(description="int32 for indices only.")
     data: str = Field(description="Base64 of the elements.", json_schema_extra={"contentEncoding": "base64"})
 
 

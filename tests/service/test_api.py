@@ -286,6 +286,46 @@ def test_base64_answers_hold_the_same_bits(server: Server):
     assert_same(objects.decoded(), numbers.decoded())
 
 
+@pytest.mark.parametrize("sent", ["one", "list"])
+@pytest.mark.parametrize("accept", [*ANSWERS, "base64"])
+def test_a_float16_answer_is_the_float32_one_rounded(server: Server, accept: str, sent: str):
+    """In every format, masked scores and sparse weights too; binary tensors have half the bytes."""
+    model, count = "multi-head-384x12", None if sent == "one" else 2
+    x = draw(model, 9).tolist()
+    request = {"model": model, "inputs": x if count is None else [x] * 2, "is_causal": True, "top_k": 3,
+               "return": list(TENSOR_NAMES)} | ({"encoding": "base64"} if accept == "base64" else {})  # fmt: skip
+    accepted = JSON if accept == "base64" else accept
+
+    full = attend(server.url, request, Accept=accepted)
+    half = attend(server.url, request, "?dtype=float16", Accept=accepted)
+
+    wanted, found = full.decoded(count).tensors, half.decoded(count).tensors
+    assert wanted.keys() == found.keys() == set(TENSOR_NAMES)
+    for name, parts in wanted.items():
+        for want, got in zip(parts, found[name], strict=True):
+            if name == "weights":
+                assert bits(got[0]) == bits(want[0])
+                want, got = want[1], got[1]
+            assert got.dtype == (np.float32 if accept == JSON else np.float16)
+            assert bits(got.astype(np.float16)) == bits(want.astype(np.float16))
+    assert len(half.body) < 0.8 * len(full.body)
+    assert half.decoded(count).metadata["backend"]["dtype"] == "float32"
+
+
+def test_a_score_beyond_float16_is_refused_by_name(server: Server):
+    """Never an infinity, in any format; without `dtype` the same request is answered."""
+    request = {"model": "lesson", "inputs": [[[1] * 5], [[3e3] * 5]], "return": ["scores"]}
+    assert attend(server.url, request).status == 200
+
+    for accept in ANSWERS:
+        reply = attend(server.url, request | {"dtype": "float16"}, Accept=accept)
+        problem = reply.json()
+        assert (reply.status, problem["type"]) == (422, "/problems/numeric-overflow")
+        assert problem["errors"][0]["pointer"] == "/inputs/1"
+        assert "scores would hold" in problem["detail"]
+        assert "leave `dtype` out" in problem["detail"]
+
+
 def test_what_is_not_asked_for_is_not_answered(server: Server):
     """Default: outputs and weights."""
     x = draw("lesson", 2).tolist()
@@ -318,6 +358,7 @@ def test_the_default_model_and_versions_are_named(server: Server):
         ({"model": "lesson", "inputs": [[1] * 5], "top_k": 1}, "?top_k=2", 422, "conflicting-fields", "/top_k"),
         ({"model": "lesson", "inputs": [[1] * 5]}, "?top_k=1&top_k=2", 422, "conflicting-fields", "/top_k"),
         ({"model": "lesson", "inputs": [[1] * 5]}, "?topk=1", 422, "unknown-field", "/topk"),
+        ({"model": "lesson", "inputs": [[1] * 5], "dtype": "bfloat16"}, "", 422, "invalid-option", "/dtype"),
         ({"model": "lesson", "inputs": [[1] * 5], "projections": {k: [[1]] * 5 for k in ("query", "key", "value")}}, "",
          422, "conflicting-fields", "/projections"),
         ({"inputs": [[1]], "projections": {k: [[1]] * 5 for k in ("query", "key", "value")}}, "",

@@ -361,6 +361,7 @@ ADVICE = {
     ),
     r"ask for `top_k` (\d+) or less": lambda inputs, fields, k: (inputs, {**fields, "top_k": k}),
     r"ask for `average_heads`": lambda inputs, fields: (inputs, {**fields, "average_heads": True}),
+    r"ask for `dtype` float16": lambda inputs, fields: (inputs, {**fields, "dtype": "float16"}),
     r"send at most (\d+) tokens in a sequence": lambda inputs, fields, n: ([x[:n] for x in inputs], fields),
 }
 """What a caller does who takes an advice, by its words."""
@@ -378,6 +379,8 @@ ADVICE = {
         {"return": ["outputs", "weights", "scores"]},
         {"return": ["outputs", "scores"], "average_heads": True},
         {"return": list(TENSOR_NAMES), "average_heads": True, "top_k": 3},
+        {"return": ["weights"], "dtype": "float16"},
+        {"return": ["weights"], "dtype": "float16", "top_k": 200},
     ],
     ids=lambda fields: "-".join(fields["return"]),
 )
@@ -417,6 +420,48 @@ async def test_advice_is_given_where_there_is_some():
     )
 
 
+async def test_float16_is_advised_where_it_fits_and_may_be_asked_for():
+    """Half of what the answer takes, and nothing off what is computed."""
+    catalog = fake_catalog(lesson={"embed_dim": 2, "num_heads": 2, "head_dim": 8})
+    weights = {"return": ["weights"]}
+    async with Engine(catalog, max_answer_mib=1) as engine:
+        with pytest.raises(TooLarge, match=r"would take 2 MiB as float32 for 400 tokens.*ask for `dtype` float16"):
+            engine.submit(ask(tokens(400, 2), **weights))
+        assert engine.fits(ask(tokens(512, 2), **weights, dtype="float16"))
+        with pytest.raises(TooLarge, match=r"the answer would take 2 MiB as float16 for 513 tokens; 1 MiB"):
+            engine.submit(ask(tokens(513, 2), **weights, dtype="float16"))
+    async with Engine(catalog, max_inflight_mib=1) as engine:
+        with pytest.raises(TooLarge, match=r"its tensors would take 2 MiB as float32") as refused:
+            engine.submit(ask(tokens(400, 2), **weights))
+        assert "float16" not in str(refused.value)
+
+
+@pytest.mark.parametrize("n", [3, 400])
+async def test_an_answer_in_float16_is_the_answer_in_float32_rounded(n, catalog):
+    """Small ones and those that are rounded in a thread; the second sequence is as the first."""
+    inputs = [tokens(n, 5), tokens(2, 5)]
+    async with Engine(catalog) as engine:
+        plain = await engine.answer(ask(*inputs, **{"return": TENSOR_NAMES}))
+        half = await engine.answer(ask(*inputs, **{"return": TENSOR_NAMES}, dtype="float16"))
+
+    for want, got in zip(plain.answers, half.answers, strict=True):
+        assert list(want) == list(got)
+        assert all(same(want[name].astype(np.float16), got[name]) for name in want)
+
+
+@pytest.mark.parametrize("n", [3, 400])
+async def test_what_float16_cannot_hold_fails_at_its_sequence(n, catalog):
+    """And leaves nothing behind."""
+    inputs = [tokens(n, 5), tokens(n, 5) * np.float32(1e6)]
+    async with Engine(catalog) as engine:
+        with pytest.raises(NumericOverflow) as refused:
+            await engine.answer(ask(*inputs, dtype="float16"))
+
+        assert [fault.pointer for fault in refused.value.fields] == ["/inputs/1"]
+        assert re.search("outputs would hold .* but float16 ends at 65504; leave `dtype` out", str(refused.value))
+        assert engine.sample("inflight_bytes") == 0
+
+
 async def test_a_request_too_large_by_itself_is_told_to_send_less():
     """Where nothing it could ask for would help."""
     async with Engine(fake_catalog(lesson={"embed_dim": 2, "head_dim": 2}), max_inflight_mib=1) as engine:
@@ -434,6 +479,8 @@ async def test_a_request_too_large_by_itself_is_told_to_send_less():
         {"top_k": 2},
         {"top_k": 6},
         {"top_k": 99, "average_heads": True, "return": ("weights", "scores")},
+        {"dtype": "float16", "return": TENSOR_NAMES},
+        {"dtype": "float16", "top_k": 2, "average_heads": True},
     ],
     ids=str,
 )

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from models.errors import NumericOverflow
 from models.types import TENSOR_NAMES, Projections
-from service.packing import answer, batch_limit, batch_of, top_k
+from service.messages import TopK
+from service.packing import answer, as_float16, batch_limit, batch_of, top_k
 
 N = 4
 
@@ -286,3 +287,46 @@ def test_top_k_is_for_weights_alone_and_after_the_mean_over_heads():
 
     np.testing.assert_array_equal(found["weights"].values, np.sort(mean)[:, ::-1][:, :2])
     assert found["scores"].shape == (N, N)
+
+
+# ---- float16
+
+within = st.floats(-65519, 65519, width=32) | st.floats(-(2**-13), 2**-13, width=32)
+
+
+@hypothesis_settings(deadline=None, derandomize=True)
+@given(st.lists(within, min_size=1, max_size=9))
+def test_an_answer_is_rounded_to_the_nearest_float16(numbers):
+    """Bit by bit as NumPy rounds, denormals and -0.0 too; indices stay."""
+    tensor = np.array(numbers, np.float32)
+
+    found = as_float16({"outputs": tensor, "weights": TopK(np.arange(3, dtype=np.int32), tensor)}, "/inputs")
+
+    assert found["outputs"].dtype == found["weights"].values.dtype == np.float16
+    assert found["outputs"].tobytes() == found["weights"].values.tobytes() == tensor.astype(np.float16).tobytes()
+    assert found["weights"].indices.dtype == np.int32
+
+
+def test_of_two_equally_near_float16_the_even_one_is_taken():
+    """IEEE 754's default, so that nothing drifts."""
+    (rounded,) = as_float16({"outputs": np.array([2049, 2051, 65519.996], np.float32)}, "").values()
+
+    assert rounded.tolist() == [2048, 2052, 65504]
+
+
+@pytest.mark.parametrize("number", [65520, -65520, 3e38])
+@pytest.mark.parametrize("sparse", [True, False])
+def test_what_float16_cannot_hold_is_refused_by_name(number, sparse):
+    """An infinity would be the mask's."""
+    tensor = np.array([1, number], np.float32)
+    value = TopK(np.zeros(2, np.int32), tensor) if sparse else tensor
+
+    with pytest.raises(NumericOverflow, match=r"^/text/1: layers.5.key would hold .*65504; leave `dtype` out"):
+        as_float16({"layers.5.key": value}, "/text/1")
+
+
+def test_a_masked_score_stays_minus_infinity_in_float16():
+    """It was before."""
+    (rounded,) = as_float16({"scores": np.array([-np.inf, 1], np.float32)}, "").values()
+
+    assert rounded.tolist() == [-np.inf, 1]

@@ -159,6 +159,15 @@ async def test_a_drift_is_reported_with_its_size_and_the_largest_stays(bench):
     assert one.outcomes() == {"compared": 3}
 
 
+async def test_what_is_answered_in_float16_is_compared_in_float32(bench):
+    """The caller's rounding is no drift: one step of float16 would be ten times this one."""
+    one = bench(eager=Drifted(1e-4))
+
+    await one.outcome(one.unit(-4.0, dtype="float16"))
+
+    assert one.difference() == pytest.approx(1e-4, rel=1e-2)
+
+
 @pytest.mark.parametrize(
     ("backend", "other", "pair"),
     [("onnx", "eager", "eager-onnx"), ("eager", "onnx", "eager-onnx"), ("reference", "onnx", "onnx-reference")],

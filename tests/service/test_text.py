@@ -177,6 +177,24 @@ def test_heads_are_averaged_and_weights_made_sparse(service: Server):
         np.testing.assert_array_equal(best[..., 0], weights.argmax(axis=-1))
 
 
+@pytest.mark.parametrize("accept", [JSON, SAFETENSORS, NPZ])
+def test_an_answer_may_be_float16(service: Server, accept: str):
+    """Each layer's tensors are those in float32, rounded."""
+    request = {"text": list(TEXTS), "layers": [1], "return": ["weights", "projected"], "encoding": "base64"}
+    full = ask(service.url, request).json()["layers"][0]
+
+    reply = ask(service.url, request, "?dtype=float16", Accept=accept)
+
+    for name in ("weights", "projected"):
+        for t in range(len(TEXTS)):
+            if accept == JSON:
+                got = from_tensor_object(reply.json()["layers"][0][name][t])
+            else:
+                got = raw(reply)[0][f"layers.1.{name}.{t}"]
+            assert got.dtype == np.float16
+            assert bits(got) == bits(from_tensor_object(full[name][t]).astype(np.float16))
+
+
 def test_options_may_stand_in_the_query(service: Server):
     """Layers are comma-separated there."""
     reply = ask(service.url, {"text": "cats"}, "?layers=2,0&return=weights,scores&backend=eager&model=tiny@1")

@@ -2,6 +2,7 @@
 
 import json
 import math
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -375,6 +376,7 @@ REFUSED: list[tuple[Any, type[AttentionError], str | None, str]] = [
     ({"inputs": [[1]], "top_k": True}, InvalidOption, "/top_k", "integer"),
     ({"inputs": [[1]], "backend": "tensorrt"}, InvalidOption, "/backend", "'onnx', 'eager'"),
     ({"inputs": [[1]], "encoding": "hex"}, InvalidOption, "/encoding", "'json' or 'base64'"),
+    ({"inputs": [[1]], "dtype": "float64"}, InvalidOption, "/dtype", "'float32' or 'float16'"),
     ({"inputs": [[1]], "model": 1}, InvalidOption, "/model", "string"),
     ({"inputs": [[1]], "model": ["lesson"]}, InvalidOption, "/model", "string"),
 ]  # fmt: skip
@@ -569,9 +571,11 @@ def test_a_damaged_body_is_read_or_refused_by_name(body: bytes, data: st.DataObj
 # ---- answers
 
 
-def output(answers: list[dict[str, Any]], form: str, encoding: str = "json", dead: list[list[int]] | None = None):
+def output(
+    answers: list[dict[str, Any]], form: str, encoding: str = "json", dead: list[list[int]] | None = None, **fields: Any
+):
     return AttentionOutput(
-        answers, dead or [[] for _ in answers], form, encoding, ("lesson", "1"), BACKEND  # type: ignore[arg-type]
+        answers, dead or [[] for _ in answers], form, encoding, ("lesson", "1"), BACKEND, **fields  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -671,3 +675,46 @@ def test_an_answer_names_its_model_and_backend():
 def test_every_dtype_of_the_contract_is_read():
     """And little-endian, whatever this machine is."""
     assert {name: dtype.str for name, dtype in FLOATS.items()} == {"float16": "<f2", "float32": "<f4", "float64": "<f8"}
+
+
+# ---- smaller answers
+
+EVERY_FLOAT16 = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+
+
+def test_every_float16_is_written_with_the_fewest_digits_that_keep_it():
+    """All 63488 finite ones."""
+    x = EVERY_FLOAT16[np.isfinite(EVERY_FLOAT16)]
+
+    text = CODEC.encode(output([{"outputs": x[None]}], "one"))
+
+    assert bits(np.array(json.loads(text)["outputs"][0]).astype(np.float16)) == bits(x)
+    written = json.loads(text, parse_float=Decimal)["outputs"][0]
+    assert written == [Decimal(str(number)) for number in x]
+
+
+@LAW
+@given(hnp.arrays(np.float16, st.tuples(sizes, sizes, sizes)), st.sampled_from(["json", "base64"]))
+def test_float16_read_back_bit_by_bit(x: np.ndarray, encoding: str):
+    """In numbers and in base64, whatever the memory order."""
+    x = np.where(np.isfinite(x), x, np.float16(-np.inf)).T
+
+    document = json.loads(CODEC.encode(output([{"scores": x}], "one", encoding)))
+
+    if encoding == "json":
+        numbers = np.array(document["scores"], np.float64)
+        assert bits(np.where(np.isnan(numbers), -np.inf, numbers).astype(np.float16)) == bits(x)
+    else:
+        assert document["scores"]["dtype"] == "float16"
+        assert bits(from_tensor_object(document["scores"])) == bits(x)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_bertviz_gets_rounded_weights(heads: int):
+    """Drawing needs no more."""
+    weights = np.array([[[2 / 3, 1 / 3]] * 2] * heads, "<f2")
+
+    text = CODEC.encode(output([{"weights": weights[0] if heads == 1 else weights}], "one", format="bertviz"))
+
+    assert text.count(b"[0.6665,0.3333]") == 2 * heads
+    assert np.shape(json.loads(text)["attention"]) == (1, 1, heads, 2, 2)

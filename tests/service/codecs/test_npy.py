@@ -263,3 +263,15 @@ def test_sparse_weights_masked_scores_and_metadata_are_there(form: str):
     assert found.metadata["fully_masked_rows"] == ([0] if form == "one" else [[0], [0]])
     assert found.metadata["model"] == {"name": "lesson", "version": "1"}
     assert found.metadata["backend"]["name"] == "onnx"
+
+
+@LAW
+@given(hnp.arrays(np.float16, hnp.array_shapes(max_dims=3, max_side=4)))
+def test_float16_are_written_bit_by_bit(x: np.ndarray):
+    """As the arrays they are."""
+    x = np.where(np.isnan(x), np.float16(-np.inf), x)
+
+    found = decode_npz(encode([{"outputs": x}], "one"))
+
+    assert found.tensors["outputs"][0].dtype == np.float16
+    assert bits(found.tensors["outputs"][0]) == bits(x)

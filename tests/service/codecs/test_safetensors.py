@@ -394,3 +394,28 @@ def test_what_is_not_a_tensor_stands_in_the_metadata():
         "backend": {"name": "eager", "device": "cpu", "provider": "torch", "dtype": "float32"},
         "fully_masked_rows": [[], [0]],
     }
+
+
+@LAW
+@given(hnp.arrays(np.float16, hnp.array_shapes(max_dims=3, max_side=4)))
+def test_float16_are_written_bit_by_bit(x: np.ndarray):
+    """By the format's own library; half the bytes."""
+    x = np.where(np.isnan(x), np.float16(-np.inf), x)
+    body = encode([{"outputs": x}, {"outputs": x[:1]}], "list")
+
+    found = decode_safetensors(body, 2)
+
+    assert [part.dtype for part in found.tensors["outputs"]] == [np.float16] * 2
+    assert [bits(part) for part in found.tensors["outputs"]] == [bits(x), bits(x[:1])]
+
+
+def test_tensors_of_two_widths_are_aligned():
+    """An odd number of float16 must not come before the int32 of indices."""
+    sparse = TopK(np.array([[1, 0, 2]], np.int32), np.array([[3, 2, 1]], np.float16))
+    body = encode([{"outputs": np.ones((1, 3), np.float16), "weights": sparse}], "one")
+
+    header = json.loads(body[8 : 8 + int.from_bytes(body[:8], "little")])
+
+    assert all(header[name]["data_offsets"][0] % 4 == 0 for name in ("weights.indices",))
+    ((indices, values),) = decode_safetensors(body).tensors["weights"]
+    assert (indices.tolist(), values.tolist()) == ([[1, 0, 2]], [[3, 2, 1]])

@@ -133,12 +133,26 @@ def test_run_reads_npy_from_standard_input(attention, tmp_path: Path):
     assert json.loads(done.stdout)["weights"] == [[0.5, 0.5], [0.5, 0.5]]
 
 
+def test_run_writes_float16(attention, tmp_path: Path):
+    """Half the bytes, as the service does."""
+    np.save(tmp_path / "x.npy", np.ones((2, 5), np.float32))
+    target = tmp_path / "half.npz"
+
+    done = attention("run", f"{tmp_path}/x.npy", "--model", "lesson", "--dtype", "float16", "-o", f"{target}")
+
+    assert done.returncode == 0, done.stderr
+    with np.load(target) as archive:
+        assert archive["weights"].dtype == np.float16
+        assert archive["weights"].tolist() == [[0.5, 0.5], [0.5, 0.5]]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("run", "nowhere.npy"), "nowhere.npy: no such file"),
         (("run", "README.md"), ".md is not read here"),
         (("run", "x.npy", "--top-k", "0"), "/top_k"),
+        (("run", "x.npy", "--dtype", "float64"), "/dtype"),
         (("serve", "--backend", "tpu"), "ATTENTION_BACKEND='tpu'"),
         (("serve", "--device", "tpu"), "ATTENTION_DEVICE='tpu'"),
     ],
