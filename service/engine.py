@@ -230,6 +230,7 @@ class Submission:
             form=self.request.form,
             encoding=options.encoding,
             format=options.format,
+            decimals=options.decimals,
             tokens=self.tokens,
             model=self.model,
             backend=self.backend,

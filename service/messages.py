@@ -54,6 +54,9 @@ class AnswerOptions(BaseModel):
     dtype: Literal["float32", "float16"] = Field(
         default="float32", description="What the answer's numbers are rounded to; they are computed in float32."
     )
+    decimals: Annotated[int, Field(ge=0, le=9)] | None = Field(
+        default=None, description="Decimals that the numbers of a JSON answer are rounded to; default: all that count."
+    )
     format: Literal["tensors", "bertviz"] = Field(
         default="tensors",
         description="`bertviz`: a JSON answer with the weights alone, nested as BertViz takes them.",
@@ -186,6 +189,7 @@ class AttentionOutput:
         model: name and version.
         backend: what it was computed with.
         format: see `Options`.
+        decimals: see `Options`.
         tokens: of each text; None where the caller brought embeddings. With them, the names of tensors are
             `layers.5.weights` and so on.
     """
@@ -197,4 +201,5 @@ class AttentionOutput:
     model: tuple[str, str]
     backend: BackendInfo
     format: str = "tensors"
+    decimals: int | None = None
     tokens: list[Tokens] | None = None

@@ -138,7 +138,7 @@ def _what_fits(
         advice.append(f"ask for `top_k` {k} or less")
     if fits(lengths, changed(average_heads=True)):
         advice.append("ask for `average_heads`")
-    if fits(lengths, changed(dtype="float16")):
+    if options.decimals is None and fits(lengths, changed(dtype="float16")):
         advice.append("ask for `dtype` float16")
     if n := largest(max(lengths), lambda n: ([min(n, length) for length in lengths], options)):
         advice.append(f"send at most {n} tokens in a sequence")

@@ -126,7 +126,11 @@ def merged(body: Chosen, query: Chosen) -> Chosen:
 
 
 def check_format(chosen: AnswerOptions) -> None:
-    """Raise `ConflictingFields` unless the answer can have the format that is asked for."""
+    """Raise `ConflictingFields` unless the answer can have the format and the decimals that are asked for."""
+    if chosen.decimals is not None and chosen.encoding != "json":
+        raise ConflictingFields.at("/decimals", "base64 holds no decimals; leave out `decimals` or `encoding`")
+    if chosen.decimals is not None and chosen.dtype != "float32":
+        raise ConflictingFields.at("/decimals", f"{chosen.dtype} rounds already; leave out `decimals` or `dtype`")
     if chosen.format != "bertviz":
         return
     if "returns" in chosen.model_fields_set and chosen.returns != ("weights",):
@@ -139,8 +143,12 @@ def check_format(chosen: AnswerOptions) -> None:
 
 def check_media_type(chosen: AnswerOptions, media_type: str) -> None:
     """Raise `NotAcceptable` unless an answer of a media type can be what is asked for."""
-    if chosen.format == "bertviz" and media_type != "application/json":
+    if media_type == "application/json":
+        return
+    if chosen.format == "bertviz":
         raise NotAcceptable(f"the format bertviz is JSON, not {media_type}")
+    if chosen.decimals is not None:
+        raise NotAcceptable(f"decimals are those of numbers in JSON, not of {media_type}; accept application/json")
 
 
 def float32(array: Array, pointer: str) -> F32:

@@ -8,7 +8,7 @@ there, or because the body is fine but unusual.
 import binascii
 import math
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -58,10 +58,10 @@ class JsonCodec:
         return _request(fields, query)
 
     def encode(self, output: AttentionOutput) -> bytes:
-        """See `Encoder.encode`. Masked scores are `null`; numbers have the fewest digits that keep them."""
+        """See `Encoder.encode`. Masked scores are `null`; numbers have the digits that keep them, or decimals."""
         if output.format == "bertviz":
             return orjson.dumps(_bertviz(output), option=orjson.OPT_SERIALIZE_NUMPY)
-        write = _tensor_object if output.encoding == "base64" else _numbers
+        write = _tensor_object if output.encoding == "base64" else partial(_numbers, decimals=output.decimals)
         found: dict[str, Any] = {}
         for name in output.answers[0]:
             values = [answer[name] for answer in output.answers]
@@ -90,7 +90,7 @@ def _by_layer(found: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _bertviz(output: AttentionOutput) -> dict[str, Any]:
     """Weights as BertViz takes them, [layers][1][heads][n][n], and the tokens' texts; of a list, a list of either."""
-    attention = [[_heads(weights)[None] for weights in answer.values()] for answer in output.answers]
+    attention = [[_heads(weights, output.decimals)[None] for weights in answer.values()] for answer in output.answers]
     one = output.form == "one"
     found = metadata(output) | {"attention": attention[0] if one else attention}
     if output.tokens is not None:
@@ -99,21 +99,27 @@ def _bertviz(output: AttentionOutput) -> dict[str, Any]:
     return found
 
 
-def _heads(weights: Array | TopK) -> Array:
+def _heads(weights: Array | TopK, decimals: int | None) -> Array:
     """Weights with their axis of heads, also where there is one head."""
     assert isinstance(weights, np.ndarray), "the format bertviz excludes top_k"
-    return _written(weights if weights.ndim == 3 else weights[None])
+    return _written(weights if weights.ndim == 3 else weights[None], decimals)
 
 
-def _numbers(value: Array | TopK) -> Any:
+def _numbers(value: Array | TopK, decimals: int | None) -> Any:
     if isinstance(value, TopK):
-        return {"indices": _written(value.indices), "values": _written(value.values)}
-    return _written(value)
+        return {"indices": _written(value.indices, None), "values": _written(value.values, decimals)}
+    return _written(value, decimals)
 
 
-def _written(array: Array) -> Array:
+def _written(array: Array, decimals: int | None) -> Array:
     """The array whose shortest digits, which are what orjson writes, are those wanted."""
     plain = np.ascontiguousarray(array)  # orjson writes no other; backends give views of what they computed
+    if decimals is not None:
+        # A float32 times 10⁹ is exact in float64, and the nearest float64 to a number of few digits is written as that.
+        rounded: F64 = plain.astype(np.float64)
+        np.round(rounded, decimals, out=rounded)
+        rounded += 0.0  # makes 0 of -0
+        return rounded
     if plain.dtype == np.float16:
         return _shortest_float16()[plain.view(np.uint16)]
     return plain

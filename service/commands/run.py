@@ -42,6 +42,7 @@ def run(
     top_k: Annotated[int | None, typer.Option(help="Only the k largest weights of each row.")] = None,
     backend: Annotated[str | None, typer.Option(help="onnx, eager or reference.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32 or float16: what the answer is rounded to.")] = None,
+    decimals: Annotated[int | None, typer.Option(help="Decimals of the numbers in a .json answer, 0 to 9.")] = None,
 ) -> None:
     """Compute one request without a server: the same answer the service gives, bit by bit."""
     given = {
@@ -53,6 +54,7 @@ def run(
         "top_k": top_k,
         "backend": backend,
         "dtype": dtype,
+        "decimals": decimals,
     }
     fields = {name: str(value) for name, value in given.items() if value is not None}
     read_options(fields, Options, strict=False)  # refuse before anything is loaded

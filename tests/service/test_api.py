@@ -4,6 +4,7 @@ import gzip
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -312,6 +313,21 @@ def test_a_float16_answer_is_the_float32_one_rounded(server: Server, accept: str
     assert half.decoded(count).metadata["backend"]["dtype"] == "float32"
 
 
+def test_decimals_round_the_numbers_of_a_json_answer(server: Server):
+    """And nothing else: the binary answer to compare with has every bit."""
+    request = {"model": "lesson", "inputs": draw("lesson", 40).tolist(), "return": ["weights", "scores"]}
+
+    full = attend(server.url, request).decoded()
+    short = attend(server.url, request, "?decimals=3", Accept_Encoding="zstd")
+    text = zstandard.ZstdDecompressor().decompressobj().decompress(short.body)
+
+    document = json.loads(text)
+    for name in ("weights", "scores"):
+        assert document[name] == np.round(full.tensors[name][0].astype(np.float64), 3).tolist()
+    assert max(len(number.partition(".")[2]) for number in re.findall(r"[0-9]+\.[0-9]+", text.decode())) == 3
+    assert np.abs(np.sum(document["weights"], axis=1) - 1).max() <= 40 / 2 * 1e-3
+
+
 def test_a_score_beyond_float16_is_refused_by_name(server: Server):
     """Never an infinity, in any format; without `dtype` the same request is answered."""
     request = {"model": "lesson", "inputs": [[[1] * 5], [[3e3] * 5]], "return": ["scores"]}
@@ -324,6 +340,19 @@ def test_a_score_beyond_float16_is_refused_by_name(server: Server):
         assert problem["errors"][0]["pointer"] == "/inputs/1"
         assert "scores would hold" in problem["detail"]
         assert "leave `dtype` out" in problem["detail"]
+
+
+@pytest.mark.parametrize("accept", [SAFETENSORS, NPZ])
+def test_decimals_are_not_for_binary_answers(server: Server, accept: str):
+    """Asked for, or of the request's family."""
+    x = draw("lesson", 2)
+
+    asked = attend(server.url, {"model": "lesson", "inputs": x.tolist(), "decimals": 2}, Accept=accept)
+    own = call(server.url, "POST", "/v1/attention?model=lesson&decimals=2", npy(x), {"Content-Type": NPY})
+
+    for reply in (asked, own):
+        assert (reply.status, reply.json()["type"]) == (406, "/problems/not-acceptable")
+        assert "accept application/json" in reply.json()["detail"]
 
 
 def test_what_is_not_asked_for_is_not_answered(server: Server):
@@ -358,6 +387,12 @@ def test_the_default_model_and_versions_are_named(server: Server):
         ({"model": "lesson", "inputs": [[1] * 5], "top_k": 1}, "?top_k=2", 422, "conflicting-fields", "/top_k"),
         ({"model": "lesson", "inputs": [[1] * 5]}, "?top_k=1&top_k=2", 422, "conflicting-fields", "/top_k"),
         ({"model": "lesson", "inputs": [[1] * 5]}, "?topk=1", 422, "unknown-field", "/topk"),
+        ({"model": "lesson", "inputs": [[1] * 5], "decimals": 1}, "?decimals=2", 422, "conflicting-fields",
+         "/decimals"),
+        ({"model": "lesson", "inputs": [[1] * 5], "decimals": 1}, "?encoding=base64", 422, "conflicting-fields",
+         "/decimals"),
+        ({"model": "lesson", "inputs": [[1] * 5], "dtype": "float16"}, "?decimals=2", 422, "conflicting-fields",
+         "/decimals"),
         ({"model": "lesson", "inputs": [[1] * 5], "dtype": "bfloat16"}, "", 422, "invalid-option", "/dtype"),
         ({"model": "lesson", "inputs": [[1] * 5], "projections": {k: [[1]] * 5 for k in ("query", "key", "value")}}, "",
          422, "conflicting-fields", "/projections"),

@@ -421,12 +421,14 @@ async def test_advice_is_given_where_there_is_some():
 
 
 async def test_float16_is_advised_where_it_fits_and_may_be_asked_for():
-    """Half of what the answer takes, and nothing off what is computed."""
+    """Half of what the answer takes, and nothing off what is computed; decimals exclude it."""
     catalog = fake_catalog(lesson={"embed_dim": 2, "num_heads": 2, "head_dim": 8})
     weights = {"return": ["weights"]}
     async with Engine(catalog, max_answer_mib=1) as engine:
-        with pytest.raises(TooLarge, match=r"would take 2 MiB as float32 for 400 tokens.*ask for `dtype` float16"):
-            engine.submit(ask(tokens(400, 2), **weights))
+        for fields, advised in ((weights, True), (weights | {"decimals": 3}, False)):
+            with pytest.raises(TooLarge, match=r"would take 2 MiB as float32 for 400 tokens") as refused:
+                engine.submit(ask(tokens(400, 2), **fields))
+            assert ("ask for `dtype` float16" in str(refused.value)) is advised
         assert engine.fits(ask(tokens(512, 2), **weights, dtype="float16"))
         with pytest.raises(TooLarge, match=r"the answer would take 2 MiB as float16 for 513 tokens; 1 MiB"):
             engine.submit(ask(tokens(513, 2), **weights, dtype="float16"))

@@ -66,7 +66,7 @@ def test_every_reference_leads_somewhere(document: dict[str, Any]):
 ROUTES = {"/v1/attention": AttentionRoute.operation, "/v1/text/attention": TextRoute.operation}
 QUERIES = (
     "", "?encoding=base64", "?top_k=1&encoding=base64", "?return=scores,weights,key", "?format=bertviz",
-    "?dtype=float16&encoding=base64", "?dtype=float16&format=bertviz",
+    "?dtype=float16&encoding=base64", "?decimals=3&return=scores", "?dtype=float16&format=bertviz",
 )  # fmt: skip
 
 
@@ -134,7 +134,7 @@ def test_every_option_is_described_in_the_body_and_in_the_query(document: dict[s
     """Under the names of the contract."""
     named = {
         "model", "return", "is_causal", "scale", "average_heads", "top_k", "backend", "encoding",
-        "dtype", "format",
+        "dtype", "decimals", "format",
     }  # fmt: skip
     parameters = document["paths"]["/v1/attention"]["post"]["parameters"]
     body = document["components"]["schemas"]["AttentionBody"]
@@ -155,7 +155,8 @@ def test_every_option_is_described_in_the_body_and_in_the_query(document: dict[s
         ({"scale": 0.5}, True), ({"scale": 0}, False), ({"scale": None}, False), ({"top_k": 1}, True),
         ({"top_k": 0}, False), ({"top_k": None}, False), ({"backend": "eager"}, True), ({"backend": "x"}, False),
         ({"backend": None}, False), ({"encoding": "base64"}, True), ({"encoding": "hex"}, False),
-        ({"dtype": "float16"}, True), ({"dtype": "float64"}, False),
+        ({"dtype": "float16"}, True), ({"dtype": "float64"}, False), ({"decimals": 0}, True), ({"decimals": 9}, True),
+        ({"decimals": 10}, False), ({"decimals": -1}, False), ({"decimals": None}, False),
         ({"is_causal": True}, True), ({"return": ""}, False), ({"model": None}, False),
     ],
 )  # fmt: skip

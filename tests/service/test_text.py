@@ -195,6 +195,18 @@ def test_an_answer_may_be_float16(service: Server, accept: str):
             assert bits(got) == bits(from_tensor_object(full[name][t]).astype(np.float16))
 
 
+def test_numbers_may_have_few_decimals(service: Server):
+    """As tensors of layers, and as BertViz takes them."""
+    full = weights_of(ask(service.url, {"text": TEXTS[0]}))
+    rounded = [np.round(weights.astype(np.float64), 2).tolist() for weights in full]
+
+    layers = ask(service.url, {"text": TEXTS[0], "decimals": 2}).json()["layers"]
+    bertviz = ask(service.url, {"text": TEXTS[0], "format": "bertviz"}, "?decimals=2").json()["attention"]
+
+    assert [layer["weights"] for layer in layers] == rounded
+    assert [layer[0] for layer in bertviz] == rounded
+
+
 def test_options_may_stand_in_the_query(service: Server):
     """Layers are comma-separated there."""
     reply = ask(service.url, {"text": "cats"}, "?layers=2,0&return=weights,scores&backend=eager&model=tiny@1")
@@ -253,6 +265,8 @@ def test_options_may_stand_in_the_query(service: Server):
         ({"text": "a", "format": "bertviz", "top_k": 1}, "", 422, "/top_k", "all weights"),
         ({"text": "a", "format": "bertviz", "encoding": "base64"}, "", 422, "/encoding", "nested numbers"),
         ({"text": "a", "format": "bertviz"}, "?return=outputs", 422, "/return", "the answer is the weights"),
+        ({"text": "a", "decimals": 2}, "?dtype=float16", 422, "/decimals", "leave out"),
+        ({"text": "a", "decimals": 2}, "?encoding=base64", 422, "/decimals", "leave out"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_answered_says_where_and_why(
@@ -275,6 +289,7 @@ def test_other_bodies_methods_and_answers_are_refused(service: Server):
     assert ask(service.url, b"cats", Content_Type="text/plain").status == 415
     assert ask(service.url, {"text": "a"}, Accept="text/csv").status == 406
     assert ask(service.url, {"text": "a", "format": "bertviz"}, Accept=SAFETENSORS).status == 406
+    assert ask(service.url, {"text": "a", "decimals": 2}, Accept=NPZ).status == 406
 
 
 def test_an_encoder_is_no_layer(service: Server):

@@ -377,6 +377,10 @@ REFUSED: list[tuple[Any, type[AttentionError], str | None, str]] = [
     ({"inputs": [[1]], "backend": "tensorrt"}, InvalidOption, "/backend", "'onnx', 'eager'"),
     ({"inputs": [[1]], "encoding": "hex"}, InvalidOption, "/encoding", "'json' or 'base64'"),
     ({"inputs": [[1]], "dtype": "float64"}, InvalidOption, "/dtype", "'float32' or 'float16'"),
+    ({"inputs": [[1]], "decimals": 10}, InvalidOption, "/decimals", "less than or equal to 9"),
+    ({"inputs": [[1]], "decimals": True}, InvalidOption, "/decimals", "valid integer"),
+    ({"inputs": [[1]], "decimals": 2, "encoding": "base64"}, ConflictingFields, "/decimals", "leave out"),
+    ({"inputs": [[1]], "decimals": 0, "dtype": "float16"}, ConflictingFields, "/decimals", "float16 rounds already"),
     ({"inputs": [[1]], "model": 1}, InvalidOption, "/model", "string"),
     ({"inputs": [[1]], "model": ["lesson"]}, InvalidOption, "/model", "string"),
 ]  # fmt: skip
@@ -709,12 +713,53 @@ def test_float16_read_back_bit_by_bit(x: np.ndarray, encoding: str):
         assert bits(from_tensor_object(document["scores"])) == bits(x)
 
 
+modest = st.floats(-1e6, 1e6, width=32) | st.floats(-1, 1, width=32) | st.just(-np.inf)
+
+
+@LAW
+@given(hnp.arrays(np.float32, st.tuples(sizes, sizes), elements=modest | float32s), st.integers(0, 9))
+@example(np.array([[0.5, 1.5, -0.5, 2.5, -0.0]], np.float32), 0)
+@example(np.array([[0.123000003, 0.0004999, 1, 8388607.5, 4194303.75]], np.float32), 3)
+@example(np.array([[1e-9, 9e6, 4503599.5, 3e38, 0.1]], np.float32), 9)
+def test_numbers_are_rounded_to_decimals_and_have_no_more(x: np.ndarray, decimals: int):
+    """To the nearest, and exactly half way to the even one; zero has no sign, and no digit is noise."""
+    text = CODEC.encode(output([{"scores": x}], "one", decimals=decimals))
+
+    written = [n for row in json.loads(text, parse_float=Decimal)["scores"] for n in row]
+    for number, exact in zip(written, x.ravel().tolist(), strict=True):
+        if exact == -np.inf:
+            assert number is None
+            continue
+        assert number == 0 or -number.normalize().as_tuple().exponent <= decimals
+        if abs(exact) < 1e6:
+            assert number == round(Decimal(exact), decimals)
+        else:
+            assert float(number) == pytest.approx(exact, rel=1e-15, abs=0.5 * 10**-decimals)
+        assert not (number == 0 and number.is_signed())
+
+
+@pytest.mark.parametrize("form", ["one", "list", "stack"])
+def test_decimals_are_those_of_every_tensor_but_no_index(form: str):
+    """In every nesting."""
+    sparse = TopK(np.array([[2, 0]], np.int32), np.array([[2 / 3, 1 / 3]], np.float32))
+    count = 1 if form == "one" else 2
+
+    text = CODEC.encode(output([{"outputs": sparse.values, "weights": sparse}] * count, form, decimals=3))
+
+    found = decode_json(text, None if form == "one" else 2)
+    assert text.count(b"[0.667,0.333]") == 2 * count
+    assert [indices.tolist() for indices, _ in found.tensors["weights"]] == [[[2, 0]]] * count
+
+
 @pytest.mark.parametrize("heads", [1, 2])
-def test_bertviz_gets_rounded_weights(heads: int):
+@pytest.mark.parametrize(("dtype", "decimals", "says"), [("<f4", 2, b"0.67,0.33"), ("<f2", None, b"0.6665,0.3333")])
+def test_bertviz_gets_rounded_weights(heads: int, dtype: str, decimals: int | None, says: bytes):
     """Drawing needs no more."""
-    weights = np.array([[[2 / 3, 1 / 3]] * 2] * heads, "<f2")
+    weights = np.array([[[2 / 3, 1 / 3]] * 2] * heads, dtype)
 
-    text = CODEC.encode(output([{"weights": weights[0] if heads == 1 else weights}], "one", format="bertviz"))
+    text = CODEC.encode(
+        output([{"weights": weights[0] if heads == 1 else weights}], "one", format="bertviz", decimals=decimals)
+    )
 
-    assert text.count(b"[0.6665,0.3333]") == 2 * heads
+    assert text.count(b"[" + says + b"]") == 2 * heads
     assert np.shape(json.loads(text)["attention"]) == (1, 1, heads, 2, 2)

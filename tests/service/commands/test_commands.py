@@ -133,17 +133,23 @@ def test_run_reads_npy_from_standard_input(attention, tmp_path: Path):
     assert json.loads(done.stdout)["weights"] == [[0.5, 0.5], [0.5, 0.5]]
 
 
-def test_run_writes_float16(attention, tmp_path: Path):
-    """Half the bytes, as the service does."""
-    np.save(tmp_path / "x.npy", np.ones((2, 5), np.float32))
-    target = tmp_path / "half.npz"
+def test_run_writes_smaller_answers(attention, tmp_path: Path):
+    """As the service does; what cannot be written is refused before anything is computed."""
+    np.save(tmp_path / "x.npy", np.diag(np.ones(5, np.float32)))
+    run = ("run", f"{tmp_path}/x.npy", "--model", "lesson", "--return", "weights")
 
-    done = attention("run", f"{tmp_path}/x.npy", "--model", "lesson", "--dtype", "float16", "-o", f"{target}")
+    short = attention(*run, "--decimals", "2")
+    half = attention(*run, "--dtype", "float16", "-o", f"{tmp_path}/half.npz")
+    neither = attention(*run, "--decimals", "2", "-o", f"{tmp_path}/short.npz")
 
-    assert done.returncode == 0, done.stderr
-    with np.load(target) as archive:
+    assert (short.returncode, half.returncode) == (0, 0), short.stderr + half.stderr
+    numbers = np.array(json.loads(short.stdout)["weights"])
+    assert (numbers == np.round(numbers, 2)).all()
+    with np.load(tmp_path / "half.npz") as archive:
         assert archive["weights"].dtype == np.float16
-        assert archive["weights"].tolist() == [[0.5, 0.5], [0.5, 0.5]]
+        np.testing.assert_array_equal(np.round(archive["weights"].astype(np.float64), 2), numbers)
+    assert neither.returncode == 1
+    assert "accept application/json" in neither.stderr
 
 
 @pytest.mark.parametrize(
@@ -153,6 +159,7 @@ def test_run_writes_float16(attention, tmp_path: Path):
         (("run", "README.md"), ".md is not read here"),
         (("run", "x.npy", "--top-k", "0"), "/top_k"),
         (("run", "x.npy", "--dtype", "float64"), "/dtype"),
+        (("run", "x.npy", "--decimals", "10"), "/decimals"),
         (("serve", "--backend", "tpu"), "ATTENTION_BACKEND='tpu'"),
         (("serve", "--device", "tpu"), "ATTENTION_DEVICE='tpu'"),
     ],
