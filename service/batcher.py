@@ -38,6 +38,9 @@ class Clock(Protocol):
     def call_at(self, when: float, callback: Callable[..., object], *args: object) -> Timer:
         """Call back at `when`, in the thread that owns the batcher."""
 
+    def call_soon(self, callback: Callable[..., object]) -> Timer:
+        """Call back when everything that is due has been, in the thread that owns the batcher."""
+
 
 class LoopClock:
     """The event loop's timers on the system's monotonic clock: uvloop's own clock ticks in whole milliseconds."""
@@ -53,6 +56,17 @@ class LoopClock:
     def call_at(self, when: float, callback: Callable[..., object], *args: object) -> Timer:
         """See `Clock.call_at`."""
         return self._loop.call_later(max(0.0, when - time.monotonic()), callback, *args)
+
+    def call_soon(self, callback: Callable[..., object]) -> Timer:
+        """See `Clock.call_soon`."""
+        return self._loop.call_soon(callback)
+
+
+HERE_S = 100e-6
+"""A unit that takes no longer is computed in the event loop's own thread: handing it to another and back takes more."""
+
+MOST_HERE_S = 300e-6
+"""About how long a batch of such units may keep the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +140,7 @@ class Batcher:
         self._number = 0
         self._free = slots.count
         self._draining = False
+        self._soon: Timer | None = None
         self._running: dict[Run, list[_Pending]] = {}
         self._tickets: set[Ticket] = set()
         self._sequences = self._tokens = self._bytes = 0
@@ -261,30 +276,42 @@ class Batcher:
             del self._by_key[pending.key]
 
     def _dispatch(self) -> None:
-        """Start batches while there are free slots and work."""
-        while self._free and self._queue:
-            batch = self._next_batch()
-            if not batch:
-                continue
-            for pending in batch:
-                pending.ticket.running += 1
-            run = Run([pending.unit for pending in batch])
-            self._free -= 1
-            self._running[run] = batch
-            self._slots.start(run, self._done)
+        """Start batches while there are free slots and work; one of small units is computed here, in a moment."""
+        while self._free and self._soon is None and (oldest := self._first(self._queue)) is not None:
+            if self._slots.cost_s(oldest.unit) <= HERE_S:
+                self._soon = self._clock.call_soon(self._compute_here)
+            else:
+                self._slots.start(self._taken(oldest, self._limits.batch_sequences), self._done)
 
-    def _next_batch(self) -> list[_Pending]:
-        """Take the oldest unit of all and those of its key that fit beside it; empty if they have all expired."""
+    def _compute_here(self) -> None:
+        """Compute a batch of small units without a thread.
+
+        By now, all that came in the same turn of the event loop is in the queue, and batches with it.
+        """
+        self._soon = None
+        oldest = self._first(self._queue) if self._free else None
+        if oldest is not None and (cost := self._slots.cost_s(oldest.unit)) <= HERE_S:
+            run = self._taken(oldest, min(self._limits.batch_sequences, 1 + int(MOST_HERE_S / (cost + 1e-9))))
+            self._slots.compute(run)
+            self._done(run)
+        else:
+            self._dispatch()
+
+    def _taken(self, oldest: _Pending, most_sequences: int) -> Run:
+        """A run, on a free slot, of the oldest unit of all and those of its key that fit beside it."""
         batch: list[_Pending] = []
-        oldest = self._first(self._queue)
-        if oldest is None:
-            return batch
-        limit = batch_limit(oldest.unit, self._limits.batch_sequences)
+        limit = batch_limit(oldest.unit, most_sequences)
         same = self._by_key[oldest.key]
-        while len(batch) < limit and (pending := self._first(same)) is not None:
+        pending: _Pending | None = oldest
+        while pending is not None and len(batch) < limit:
             self._dequeue(pending)
+            pending.ticket.running += 1
             batch.append(pending)
-        return batch
+            pending = self._first(same)
+        run = Run([pending.unit for pending in batch])
+        self._free -= 1
+        self._running[run] = batch
+        return run
 
     def _first(self, waiting: OrderedDict[int, _Pending]) -> _Pending | None:
         """The oldest that has not expired. Those that have are ended here, before their timer says so."""

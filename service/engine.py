@@ -58,7 +58,7 @@ class LocalEngine:
             bytes=settings.max_inflight_mib * MIB,
             batch_sequences=settings.max_batch_sequences,
         )
-        slots = ThreadSlots(compute_slots(settings, catalog.device), loop)
+        slots = ThreadSlots(compute_slots(settings, catalog.device), loop, measures=catalog.device.kind == "cpu")
         self.batcher = Batcher(slots, self.limits, LoopClock(loop), metrics)
 
     def submit(self, request: AttentionInput, bytes_in: int, deadline: float) -> "Submission":

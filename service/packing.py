@@ -75,7 +75,12 @@ class Unit:
         job, sequence = self.job, self.sequence
         bias = None if sequence.attn_bias is None else len(_with_heads(sequence.attn_bias))
         matrices = None if job.projections is None else id(job.projections)
-        return (id(job.runner), self.length, job.wanted, job.is_causal, self.masked, bias, job.scale, matrices)
+        return (*self.kind(), bias, job.scale, matrices)
+
+    def kind(self) -> tuple[object, ...]:
+        """Units of equal kinds take equally long."""
+        job = self.job
+        return (id(job.runner), self.length, job.wanted, job.is_causal, self.masked, self.sequence.attn_bias is None)
 
 
 def batch_limit(unit: Unit, most_sequences: int) -> int:

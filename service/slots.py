@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import queue
 import threading
 import time
@@ -16,6 +17,9 @@ from service.messages import Answer
 from service.packing import Unit, answer, batch_of
 
 log = logging.getLogger(__name__)
+
+MOST_KINDS = 4_096
+"""Kinds of units whose cost is remembered."""
 
 Verdict = tuple[Answer, list[int]] | AttentionError
 """What became of a unit: its answer and the rows that see nothing, or why there is none."""
@@ -43,8 +47,14 @@ class Slots(Protocol):
     def alive(self) -> bool:
         """Whether every slot still takes work."""
 
+    def cost_s(self, unit: Unit) -> float:
+        """What one such unit took, s, where it may be computed in the thread that owns the batcher; else infinity."""
+
     def start(self, run: Run, done: Callable[[Run], None]) -> None:
         """Compute, then call `done` in the thread that owns the batcher."""
+
+    def compute(self, run: Run) -> None:
+        """Compute in the thread that calls."""
 
     def close(self) -> None:
         """Take no more work."""
@@ -89,10 +99,11 @@ def _as_error(error: BaseException, unit: Unit) -> AttentionError:
 class ThreadSlots:
     """Compute slots that are threads of this process: runtimes release the interpreter's lock while they compute."""
 
-    def __init__(self, count: int, loop: asyncio.AbstractEventLoop) -> None:
-        """Start `count` threads that report to `loop`."""
+    def __init__(self, count: int, loop: asyncio.AbstractEventLoop, *, measures: bool = False) -> None:
+        """Start `count` threads that report to `loop`; `measures` says whether small work may do without them."""
         self.count = count
-        self._loop = loop
+        self._loop, self._measures = loop, measures
+        self._costs: dict[tuple[object, ...], float] = {}
         self._work: queue.SimpleQueue[tuple[Run, Callable[[Run], None]] | None] = queue.SimpleQueue()
         self._threads = [threading.Thread(target=self._serve, name=f"compute-{i}", daemon=True) for i in range(count)]
         for thread in self._threads:
@@ -103,9 +114,32 @@ class ThreadSlots:
         """See `Slots.alive`."""
         return all(thread.is_alive() for thread in self._threads)
 
+    def cost_s(self, unit: Unit) -> float:
+        """See `Slots.cost_s`."""
+        return self._costs.get(unit.kind(), math.inf)
+
     def start(self, run: Run, done: Callable[[Run], None]) -> None:
         """See `Slots.start`."""
         self._work.put((run, done))
+
+    def compute(self, run: Run) -> None:
+        """See `Slots.compute`."""
+        run.started = time.monotonic()
+        try:
+            run.verdicts, run.failures = compute(run.units)
+        except BaseException as error:
+            log.critical("a compute slot survived %r", error, exc_info=error)
+            run.verdicts = [BackendFailed("the computation failed on our side") for _ in run.units]
+        run.finished = time.monotonic()
+        if self._measures:
+            self._remember(run)
+
+    def _remember(self, run: Run) -> None:
+        """What a unit of the run took. Half of it is what was remembered before, so that a hiccup fades."""
+        kind, cost = run.units[0].kind(), (run.finished - run.started) / len(run.units)
+        if len(self._costs) >= MOST_KINDS:
+            self._costs.clear()
+        self._costs[kind] = (cost + self._costs.get(kind, cost)) / 2
 
     def close(self) -> None:
         """See `Slots.close`; what is running goes on to its end."""
@@ -115,13 +149,7 @@ class ThreadSlots:
     def _serve(self) -> None:
         while (item := self._work.get()) is not None:
             run, done = item
-            run.started = time.monotonic()
-            try:
-                run.verdicts, run.failures = compute(run.units)
-            except BaseException as error:
-                log.critical("a compute slot survived %r", error, exc_info=error)
-                run.verdicts = [BackendFailed("the computation failed on our side") for _ in run.units]
-            run.finished = time.monotonic()
+            self.compute(run)
             try:
                 self._loop.call_soon_threadsafe(done, run)
             except RuntimeError:  # the loop is closed: nobody waits any more

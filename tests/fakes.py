@@ -2,6 +2,7 @@
 
 import heapq
 import itertools
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -50,6 +51,9 @@ class FakeClock:
         heapq.heappush(self._timers, timer)
         return timer
 
+    def call_soon(self, callback):
+        return self.call_at(self.now, callback)
+
     def advance(self, seconds):
         """Let time pass, and call what has become due, in order, each at its own time."""
         end = self.now + seconds
@@ -69,13 +73,15 @@ class FakeSlots:
     """Compute slots without threads: a run ends when the test calls `finish`.
 
     Attributes:
-        runs: every run that was ever started, in order.
+        runs: every run that was ever started or computed, in order.
+        costs: of units that are small, by their numbers, s.
         on_start: called with each run before it is taken; for checks at the moment of dispatch.
     """
 
     def __init__(self, clock, count=1):
         self.count, self.alive, self.closed = count, True, False
         self.runs: list[Run] = []
+        self.costs: dict[float, float] = {}
         self.on_start: Callable[[Run], object] = lambda run: None
         self._clock = clock
         self._busy: list[tuple[Run, Callable[[Run], None]]] = []
@@ -88,6 +94,14 @@ class FakeSlots:
     def numbers(self):
         """What each run that was ever started holds, as the numbers its units were made with."""
         return [[number_of(unit) for unit in run.units] for run in self.runs]
+
+    def cost_s(self, unit):
+        return self.costs.get(number_of(unit), math.inf)
+
+    def compute(self, run):
+        self.runs.append(run)
+        run.started = run.finished = self._clock.time()
+        run.verdicts, run.failures = compute(run.units)
 
     def start(self, run, done):
         assert self.busy < self.count, "more work than slots"

@@ -2,6 +2,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import math
 import threading
 import time
 import weakref
@@ -27,10 +28,10 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from models.errors import InvalidInput, NumericOverflow
 from service import slots as slots_module
-from service.batcher import Batcher, Limits, LoopClock, Ticket
+from service.batcher import HERE_S, MOST_HERE_S, Batcher, Limits, LoopClock, Ticket
 from service.errors import BackendFailed, ClientGone, ConfigurationError, DeadlineExceeded, Draining, QueueFull
 from service.metrics import Metrics
-from service.slots import ThreadSlots, compute
+from service.slots import Run, ThreadSlots, compute
 
 pytestmark = pytest.mark.anyio
 
@@ -1020,6 +1021,121 @@ async def test_the_size_of_every_batch_is_published():
 
 
 # ---- real threads, real time
+
+
+# ---- small work, without a thread
+
+
+def small(bench, *numbers, cost=HERE_S):
+    bench.slots.costs |= dict.fromkeys(numbers, cost)
+
+
+async def test_small_work_is_computed_in_the_same_turn_without_a_slot_of_its_own():
+    """Waking a thread and being woken by it takes longer than the work."""
+    bench, runner = Bench(), FakeRunner()
+    small(bench, 1)
+
+    ticket = bench.submit(unit(1, runner))
+    assert bench.slots.numbers == []
+    bench.clock.advance(0)
+
+    assert bench.slots.numbers == [[1]]
+    assert bench.slots.busy == 0
+    assert answer_of(ticket) == [1]
+    assert bench.gauges()[-1] == 0
+
+
+async def test_small_work_that_came_together_is_computed_together():
+    """All that the event loop read in one turn is one batch, and none waits for a later one."""
+    bench, runner = Bench(), FakeRunner()
+    small(bench, 1, 2, 3, 4, cost=HERE_S / 10)
+
+    tickets = [bench.submit(unit(number, runner)) for number in (1, 2, 3)]
+    bench.clock.advance(0)
+    late = bench.submit(unit(4, runner))
+    bench.clock.advance(0)
+
+    assert bench.slots.numbers == [[1, 2, 3], [4]]
+    assert [answer_of(ticket) for ticket in (*tickets, late)] == [[1], [2], [3], [4]]
+
+
+async def test_the_event_loop_is_never_kept_for_long():
+    """A batch ends where its work would; the rest has its turn after whatever else is due."""
+    bench, runner = Bench(), FakeRunner()
+    numbers = list(range(1, 11))
+    small(bench, *numbers)
+
+    for number in numbers:
+        bench.submit(unit(number, runner))
+    bench.clock.advance(0)
+
+    most = 1 + int(MOST_HERE_S / HERE_S)
+    assert max(map(len, bench.slots.numbers)) <= most
+    assert [number for run in bench.slots.numbers for number in run] == numbers
+
+
+@pytest.mark.parametrize("cost", [HERE_S * 1.01, math.inf])
+async def test_work_that_is_not_small_or_not_known_goes_to_a_thread(cost):
+    bench, runner = Bench(), FakeRunner()
+    small(bench, 1, cost=cost)
+
+    bench.submit(unit(1, runner))
+
+    assert bench.slots.busy == 1
+
+
+async def test_small_work_takes_its_turn_behind_older_work():
+    """It overtakes nobody: while no slot is free, it waits like everything else."""
+    bench, runner, other = Bench(), FakeRunner(), FakeRunner()
+    small(bench, 2)
+    first, second = bench.submit(unit(1, other)), bench.submit(unit(2, runner))
+    bench.clock.advance(0)
+    assert bench.slots.numbers == [[1]]
+
+    bench.slots.finish()
+    bench.clock.advance(0)
+
+    assert bench.slots.numbers == [[1], [2]]
+    assert (answer_of(first), answer_of(second)) == ([1], [2])
+
+
+async def test_small_work_that_fails_fails_alone():
+    """The halves are tried again here too."""
+    bench, runner = Bench(), BrokenRunner(2)
+    small(bench, 1, 2, 3, cost=HERE_S / 10)
+
+    tickets = [bench.submit(unit(number, runner)) for number in (1, 2, 3)]
+    bench.clock.advance(0)
+
+    assert [answer_of(tickets[0]), answer_of(tickets[2])] == [[1], [3]]
+    assert error_of(tickets[1]) is BackendFailed
+
+
+async def test_small_work_that_expires_or_is_cancelled_before_its_turn_is_not_computed():
+    bench, runner = Bench(), FakeRunner()
+    small(bench, 1, 2)
+    gone, late = bench.submit(unit(1, runner)), bench.submit(unit(2, runner), timeout=0.5)
+    bench.batcher.cancel(gone, ClientGone("left"))
+    bench.clock.now += 1
+
+    bench.clock.advance(0)
+
+    assert runner.computed == []
+    assert (error_of(gone), error_of(late)) == (ClientGone, DeadlineExceeded)
+
+
+async def test_threads_remember_what_work_took():
+    """Only where they are told to: on a GPU nothing is computed in the event loop's thread."""
+    for measures in (False, True):
+        slots = ThreadSlots(1, asyncio.get_running_loop(), measures=measures)
+        asked = unit(1, FakeRunner())
+        assert slots.cost_s(asked) == math.inf
+
+        slots.compute(Run([asked]))
+
+        assert (slots.cost_s(asked) < math.inf) is measures
+        assert slots.cost_s(unit(1, FakeRunner())) == math.inf  # another layer
+        slots.close()
 
 
 class Workshop:
