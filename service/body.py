@@ -77,10 +77,12 @@ class Intake:
         length = exchange.header(b"content-length")
         if length.isdecimal() and int(length) > self._most:
             exchange.close = True  # the rest of the body will not be read
-            raise self._too_large()
+            raise self.too_large()
         raw = await self._receive(exchange, receive, deadline)
-        if coding not in codings:
-            return raw
+        return await self.expanded(raw, coding) if coding in codings else raw
+
+    async def expanded(self, raw: bytes, coding: str) -> bytes:
+        """A body in a coding, decompressed; errors as in `read`."""
         pieces = _unzstd(raw) if coding == "zstd" else _inflated(raw, coding)
         if len(raw) < THREAD_FROM:
             return self._expanded(pieces)
@@ -116,7 +118,7 @@ class Intake:
     def _check(self, size: int, exchange: Exchange) -> None:
         if size > self._most:
             exchange.close = True
-            raise self._too_large()
+            raise self.too_large()
         if self._held > self._together:
             exchange.close = True
             self._metrics.rejected.labels("bytes").inc()
@@ -129,11 +131,12 @@ class Intake:
         for piece in pieces:
             size += len(piece)
             if size > self._most:
-                raise self._too_large()
+                raise self.too_large()
             found.append(piece)
         return b"".join(found)
 
-    def _too_large(self) -> TooLarge:
+    def too_large(self) -> TooLarge:
+        """The error of a body that is, counted."""
         self._metrics.rejected.labels("body").inc()
         return TooLarge(
             f"the body is larger than {self._most // MIB} MiB after decompression; send fewer tokens at a time, or a "

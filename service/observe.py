@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import re
 import time
 import uuid
@@ -37,6 +38,7 @@ class Exchange:
     Attributes:
         request_id: the caller's, or made.
         arrived: when its headers were read, by `time.monotonic`.
+        deadline: when the transport says that nobody waits any more, by `time.monotonic`; HTTP never says so.
         headers: lower-case names to values; of repeated ones the last.
         route: template of the route that took it, `unmatched` until one did.
         status: of the answer, once it began.
@@ -44,10 +46,11 @@ class Exchange:
         unread: whether some of the body may not have been read.
     """
 
-    __slots__ = ("arrived", "close", "headers", "request_id", "route", "status", "unread")
+    __slots__ = ("arrived", "close", "deadline", "headers", "request_id", "route", "status", "unread")
 
     def __init__(self, scope: Scope) -> None:
         self.arrived = time.monotonic()
+        self.deadline = math.inf
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         given = self.headers.get(b"x-request-id")
         self.request_id = given if given is not None and PRINTABLE.fullmatch(given) else uuid.uuid4().hex.encode()
@@ -59,6 +62,31 @@ class Exchange:
     def header(self, name: bytes) -> str:
         """A header's value, empty if it was not sent."""
         return self.headers.get(name, b"").decode("latin-1")
+
+
+def ours(error: Exception, exchange: Exchange) -> AttentionError:
+    """The error as one of ours; one that nobody foresaw is logged."""
+    if isinstance(error, AttentionError):
+        return error
+    log.error("request %s failed", exchange.request_id.decode(), exc_info=error)
+    return InternalError("something unforeseen went wrong on our side; it is logged under this instance id")
+
+
+def begun(metrics: Metrics) -> None:
+    """Count a request whose headers have been read."""
+    metrics.received.inc()
+    metrics.in_progress.inc()
+
+
+def ended(metrics: Metrics, exchange: Exchange, method: str, status: str, outcome: str) -> None:
+    """Count a request that has ended, once, and write its log line."""
+    elapsed = time.monotonic() - exchange.arrived
+    metrics.in_progress.dec()
+    metrics.requests.labels(exchange.route, method, status, outcome).inc()
+    metrics.duration.labels(exchange.route).observe(elapsed)
+    if access_log.isEnabledFor(logging.DEBUG):
+        request = exchange.request_id.decode()
+        access_log.debug("%s %s %s %s %.3f ms", request, method, exchange.route, status, elapsed * 1e3)
 
 
 def with_problems(application: Application) -> Application:
@@ -74,15 +102,11 @@ def with_problems(application: Application) -> Application:
         except ClientGone:
             exchange.status = 499
         except Exception as error:
-            if not isinstance(error, AttentionError):
-                log.exception("request %s failed", exchange.request_id.decode())
-                error = InternalError(
-                    "something unforeseen went wrong on our side; it is logged under this instance id"
-                )
+            known = ours(error, exchange)
             if exchange.status:  # too late to say anything else than that the answer is broken
                 exchange.status = 500
                 raise
-            await send_problem(error, exchange, dialect_of(scope["path"]), receive, send)
+            await send_problem(known, exchange, dialect_of(scope["path"]), receive, send)
 
     return guarded
 
@@ -104,8 +128,7 @@ class Observe:
             return
         exchange = Exchange(scope)
         scope["exchange"] = exchange
-        self._metrics.received.inc()
-        self._metrics.in_progress.inc()
+        begun(self._metrics)
 
         async def observed_send(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -122,17 +145,11 @@ class Observe:
             self._count(exchange, scope)
 
     def _count(self, exchange: Exchange, scope: Scope) -> None:
-        elapsed = time.monotonic() - exchange.arrived
-        route = exchange.route
-        if route == "unmatched" and (matched := scope.get("route")) is not None:
-            route = getattr(matched, "path", route)
+        if exchange.route == "unmatched" and (matched := scope.get("route")) is not None:
+            exchange.route = getattr(matched, "path", exchange.route)
         status = exchange.status or 499  # no answer was begun: the client left
         method = scope["method"] if scope["method"] in METHODS else "other"
-        self._metrics.in_progress.dec()
-        self._metrics.requests.labels(route, method, str(status), outcome_of(status)).inc()
-        self._metrics.duration.labels(route).observe(elapsed)
-        if access_log.isEnabledFor(logging.DEBUG):
-            access_log.debug("%s %s %s %d %.3f ms", exchange.request_id.decode(), method, route, status, elapsed * 1e3)
+        ended(self._metrics, exchange, method, str(status), outcome_of(status))
 
 
 async def send_problem(

@@ -118,6 +118,30 @@ def request(
     return InferRequest(attention, id, names, binary, _timeout_s(parameters))
 
 
+def check_described(name: Any, shape: Any, datatype: Any, pointer: str) -> None:
+    """Raise `InvalidInput` unless there is such an input, with such a datatype, and the shape is one."""
+    if not isinstance(name, str) or name not in INPUTS:
+        hint = nearest(name, INPUTS) if isinstance(name, str) else f"known are {', '.join(INPUTS)}"
+        raise UnknownField.at(f"{pointer}/name", f"no such input; {hint}")
+    if not isinstance(shape, list) or not all(type(axis) is int and 0 <= axis < 2**40 for axis in shape):
+        raise WrongType.at(f"{pointer}/shape", f"{name}: expected a list of sizes")
+    if len(shape) > MOST_AXES:
+        raise ShapeMismatch.at(f"{pointer}/shape", f"{name}: no tensor here has more than {MOST_AXES} axes")
+    if not isinstance(datatype, str) or datatype not in DATATYPES:
+        raise WrongType.at(f"{pointer}/datatype", f"{name}: expected {' or '.join(DATATYPES)}, got {datatype!r}")
+
+
+def checked_id(value: Any) -> str:
+    """The id of a request, if it is one that can be echoed."""
+    if not isinstance(value, str) or len(value) > MOST_ID:
+        raise WrongType.at("/id", f"expected a string of at most {MOST_ID} characters")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise WrongType.at("/id", "it holds half a character, a surrogate without the other") from error
+    return value
+
+
 def tensors(output: AttentionOutput, names: Iterable[str]) -> dict[str, F32]:
     """An answer's tensors by name in the order of `names`, float32, with a leading axis of sequences as in `inputs`."""
     found = flat_tensors(output)
@@ -193,7 +217,7 @@ def decode(body: bytes, header_length: str, model: str) -> InferRequest:
         outputs = dict.fromkeys(DEFAULT_OUTPUTS, binary_default)
     given = _inputs(document.get("inputs"), rest)
     binary = frozenset(name for name, is_binary in outputs.items() if is_binary)
-    return request(model, given, parameters, tuple(outputs), binary, _id(document.get("id", "")))
+    return request(model, given, parameters, tuple(outputs), binary, checked_id(document.get("id", "")))
 
 
 def encode(asked: InferRequest, output: AttentionOutput) -> tuple[bytes, int | None]:
@@ -284,16 +308,9 @@ class _Described:
             if key not in ("name", "shape", "datatype", "parameters", "data"):
                 known = "name, shape, datatype, parameters, data"
                 raise UnknownField.at(f"{pointer}/{escaped(key)}", f"no such field; known are {known}")
-        name, shape, datatype = (entry.get(key) for key in ("name", "shape", "datatype"))
-        if not isinstance(name, str) or name not in INPUTS:
-            hint = nearest(name, INPUTS) if isinstance(name, str) else f"known are {', '.join(INPUTS)}"
-            raise UnknownField.at(f"{pointer}/name", f"no such input; {hint}")
-        if not isinstance(shape, list) or not all(type(axis) is int and 0 <= axis < 2**40 for axis in shape):
-            raise WrongType.at(f"{pointer}/shape", f"{name}: expected a list of sizes")
-        if len(shape) > MOST_AXES:
-            raise ShapeMismatch.at(f"{pointer}/shape", f"{name}: no tensor here has more than {MOST_AXES} axes")
-        if not isinstance(datatype, str) or datatype not in DATATYPES:
-            raise WrongType.at(f"{pointer}/datatype", f"{name}: expected {' or '.join(DATATYPES)}, got {datatype!r}")
+        given: list[Any] = [entry.get(key) for key in ("name", "shape", "datatype")]
+        name, shape, datatype = given
+        check_described(name, shape, datatype, pointer)
         parameters = _object(entry.get("parameters", {}), f"{pointer}/parameters")
         for key in parameters:
             if key != "binary_data_size":
@@ -351,16 +368,6 @@ def _flag(parameters: Mapping[str, Any], name: str, pointer: str, *, default: bo
     value = parameters.get(name, default)
     if not isinstance(value, bool):
         raise InvalidOption.at(f"{pointer}/{name}", f"expected a boolean, got {json_type(value)}")
-    return value
-
-
-def _id(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > MOST_ID:
-        raise WrongType.at("/id", f"expected a string of at most {MOST_ID} characters")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise WrongType.at("/id", "it holds half a character, a surrogate without the other") from error
     return value
 
 

@@ -67,7 +67,7 @@ class Call(ABC):
 
     Attributes:
         codings: content codings that its body may have.
-        statistics: of the layer it asks for, where that is known before the body has been read.
+        statistics: of the layer it asks for, as soon as that is known; None once it has been counted there.
     """
 
     codings: Sequence[str] = CODINGS
@@ -86,11 +86,8 @@ class Call(ABC):
         """The answer."""
 
 
-class TensorRoute(ABC):
+class TensorEndpoint(ABC):
     """Read, queue, write. Every rule lives in one of those three, or in `call`."""
-
-    path: str
-    methods = ("POST",)
 
     decode_in_thread_from = 1 << 20
     """Bytes from which a body is read in a thread, and the event loop goes on: numbers that are wrong take seconds."""
@@ -104,24 +101,14 @@ class TensorRoute(ABC):
     def call(self, exchange: Exchange, scope: Scope, engine: LocalEngine) -> Call:
         """How a request is read and answered, by its path and its headers; raises where they are wrong."""
 
-    @property
-    @abstractmethod
-    def schemas(self) -> Sequence[type[BaseModel]]:
-        """See `RawRoute`."""
-
-    @abstractmethod
-    def describe(self) -> dict[str, Any]:
-        """See `RawRoute`."""
-
     async def __call__(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
-        """See `RawRoute`."""
+        """Answer one request, or raise an `AttentionError` before the answer has begun."""
         if self._runtime.draining:
             self._metrics.rejected.labels("draining").inc()
             raise Draining("the service is shutting down; try another replica")
         engine = self._runtime.engine
         deadline = self._deadline(exchange)
         call = self.call(exchange, scope, engine)
-        statistics = call.statistics
         try:
             body = await self._runtime.intake.read(exchange, receive, deadline, call.codings)
             clock = time.perf_counter
@@ -130,7 +117,7 @@ class TensorRoute(ABC):
             request = await asyncio.to_thread(call.read, body) if in_thread else call.read(body)
             decoded = clock()
             submission = call.submit(request, len(body), deadline)
-            statistics = submission.statistics
+            call.statistics = submission.statistics
             ticket = submission.ticket
             try:
                 output = await _answer(submission, engine, receive)
@@ -150,15 +137,15 @@ class TensorRoute(ABC):
                 timing = ", ".join(f"{stage};dur={seconds * 1e3:.3f}" for stage, seconds in stages.items())
                 headers += [(b"content-length", str(len(content)).encode()), (b"server-timing", timing.encode())]
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
-                if statistics is not None:  # before the caller has its answer, and may ask for them
-                    statistics.succeeded(time.monotonic() - exchange.arrived, stages, ticket.sequences)
-                    statistics = None
+                if call.statistics is not None:  # before the caller has its answer, and may ask for them
+                    call.statistics.succeeded(time.monotonic() - exchange.arrived, stages, ticket.sequences)
+                    call.statistics = None
                 await send({"type": "http.response.body", "body": content})
             finally:
                 engine.batcher.release(submission.ticket)
         except BaseException:
-            if statistics is not None:
-                statistics.fail.add(time.monotonic() - exchange.arrived)
+            if call.statistics is not None:
+                call.statistics.fail.add(time.monotonic() - exchange.arrived)
             raise
         for stage, seconds in stages.items():
             self._metrics.stage.labels(stage).observe(seconds)
@@ -168,10 +155,26 @@ class TensorRoute(ABC):
         most = self._runtime.settings.request_timeout_ms
         asked = exchange.header(TIMEOUT_HEADER)
         if not asked:
-            return exchange.arrived + most / 1e3
+            return min(exchange.deadline, exchange.arrived + most / 1e3)
         if not asked.isdecimal() or not 0 < len(asked) <= 12 or int(asked) == 0:
             raise InvalidOption(f"X-Request-Timeout-Ms: expected whole milliseconds above 0, got {asked!r}")
-        return exchange.arrived + min(int(asked), most) / 1e3
+        return min(exchange.deadline, exchange.arrived + min(int(asked), most) / 1e3)
+
+
+class TensorRoute(TensorEndpoint):
+    """An endpoint of tensors over HTTP, as a `RawRoute`."""
+
+    path: str
+    methods = ("POST",)
+
+    @property
+    @abstractmethod
+    def schemas(self) -> Sequence[type[BaseModel]]:
+        """See `RawRoute`."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """See `RawRoute`."""
 
 
 class NegotiatedRoute(TensorRoute):

@@ -360,7 +360,7 @@ def router(runtime: Runtime) -> APIRouter:
     @routes.get("/health/ready", summary="Readiness")
     async def server_ready() -> Ready:
         """200 only when models are loaded, warmed, and their backends agree; 503 says what is missing."""
-        _check_ready(runtime)
+        check_ready(runtime)
         return Ready()
 
     @routes.get("", summary="What serves, and the extensions it has")
@@ -371,50 +371,49 @@ def router(runtime: Runtime) -> APIRouter:
     @routes.get("/models/stats", summary="Statistics of every model")
     async def all_statistics() -> StatisticsAnswer:
         """See `/v2/models/{name}/stats`."""
-        served = [model for versions in runtime.engine.catalog.models.values() for model in versions.values()]
-        return StatisticsAnswer(model_stats=[_statistics(model) for model in served if isinstance(model, LoadedModel)])
+        return StatisticsAnswer(model_stats=[statistics_of(model) for model in layers_of(runtime)])
 
     @routes.get("/models/{name}", summary="What a model takes and gives")
     async def model_metadata(name: str) -> ModelMetadata:
         """Names, datatypes and shapes of its tensors."""
-        return _metadata(runtime, found(name))
+        return metadata_of(runtime, found(name))
 
     @routes.get("/models/{name}/versions/{version}", summary="What a version of a model takes and gives")
     async def version_metadata(name: str, version: str) -> ModelMetadata:
         """Names, datatypes and shapes of its tensors."""
-        return _metadata(runtime, found(name, version))
+        return metadata_of(runtime, found(name, version))
 
     @routes.get("/models/{name}/ready", summary="Readiness of a model")
     async def model_ready(name: str) -> ModelReady:
         """200 if it is served and the service is ready."""
-        _check_ready(runtime)
+        check_ready(runtime)
         return ModelReady(name=found(name).entry.spec.name)
 
     @routes.get("/models/{name}/versions/{version}/ready", summary="Readiness of a version of a model")
     async def version_ready(name: str, version: str) -> ModelReady:
         """200 if it is served and the service is ready."""
-        _check_ready(runtime)
+        check_ready(runtime)
         return ModelReady(name=found(name, version).entry.spec.name)
 
     @routes.get("/models/{name}/config", summary="A model's configuration")
     async def model_config(name: str) -> ModelConfig:
         """As far as there is something to say."""
-        return _config(runtime, found(name))
+        return config_of(runtime, found(name))
 
     @routes.get("/models/{name}/versions/{version}/config", summary="Configuration of a version of a model")
     async def version_config(name: str, version: str) -> ModelConfig:
         """As far as there is something to say."""
-        return _config(runtime, found(name, version))
+        return config_of(runtime, found(name, version))
 
     @routes.get("/models/{name}/stats", summary="Statistics of a model")
     async def model_statistics(name: str) -> StatisticsAnswer:
         """Of its newest version, since that was loaded."""
-        return StatisticsAnswer(model_stats=[_statistics(found(name))])
+        return StatisticsAnswer(model_stats=[statistics_of(found(name))])
 
     @routes.get("/models/{name}/versions/{version}/stats", summary="Statistics of a version of a model")
     async def version_statistics(name: str, version: str) -> StatisticsAnswer:
         """Since it was loaded."""
-        return StatisticsAnswer(model_stats=[_statistics(found(name, version))])
+        return StatisticsAnswer(model_stats=[statistics_of(found(name, version))])
 
     @routes.post("/repository/index", summary="Every model, served or not", openapi_extra=_optional_body(IndexBody))
     async def repository_index(request: Request) -> list[IndexedModel]:
@@ -422,22 +421,7 @@ def router(runtime: Runtime) -> APIRouter:
         fields = await _fields(runtime, request, ("ready",))
         if not isinstance(only_ready := fields.get("ready", False), bool):
             raise InvalidOption.at("/ready", f"expected a boolean, got {only_ready!r}")
-        catalog = runtime.engine.catalog
-        index = [
-            IndexedModel(name=name, version=version, state="READY")
-            for name, versions in catalog.models.items()
-            for version, model in versions.items()
-            if isinstance(model, LoadedModel)
-        ]
-        if only_ready:
-            return index
-        for broken in catalog.broken:
-            name, _, version = broken.origin.partition("/")
-            index.append(IndexedModel(name=name, version=version, state="UNAVAILABLE", reason=broken.reason))
-        known = {*catalog.models, *(entry.name for entry in index)}
-        names = await asyncio.to_thread(runtime.loader.names)
-        idle = [name for name in sorted({*names}) if name not in known]
-        return index + [IndexedModel(name=name, state="UNAVAILABLE", reason="not loaded") for name in idle]
+        return await index_of(runtime, only_ready=only_ready)
 
     change: dict[str, Any] = {"openapi_extra": {"security": KEY_NEEDED} | _optional_body(ChangeBody)}
 
@@ -445,24 +429,14 @@ def router(runtime: Runtime) -> APIRouter:
     async def repository_load(name: str, request: Request) -> RepositoryChange:
         """As `POST /v1/models/{name}/load`. Configurations and files of one's own are refused. Needs an admin key."""
         catalog = runtime.changeable(request.scope["exchange"])
-        parameters = await _parameters(runtime, request)
-        for key in parameters:
-            raise UnknownField.at(
-                f"/parameters/{key[:64]}",
-                "a model is loaded as its folder is, or as it is built in: neither a config nor files can be sent",
-            )
+        check_load(await _parameters(runtime, request))
         return _changed(await runtime.loader.load(catalog, name))
 
     @routes.post("/repository/models/{name}/unload", summary="Unload a model", **change)
     async def repository_unload(name: str, request: Request) -> RepositoryChange:
         """As `POST /v1/models/{name}/unload`; no model depends on another. Needs an admin key."""
         catalog = runtime.changeable(request.scope["exchange"])
-        parameters = await _parameters(runtime, request)
-        for key, value in parameters.items():
-            if key != "unload_dependents":
-                raise UnknownField.at(f"/parameters/{key[:64]}", "no such parameter; known is unload_dependents")
-            if not isinstance(value, bool):
-                raise InvalidOption.at("/parameters/unload_dependents", f"expected a boolean, got {value!r}")
+        check_unload(await _parameters(runtime, request))
         return _changed(await runtime.loader.unload(catalog, name))
 
     return routes
@@ -509,7 +483,52 @@ def _changed(change: Change) -> RepositoryChange:
     return RepositoryChange(loaded=[model.entry.spec.id for model in change.loaded], unloaded=change.unloaded)
 
 
-def _check_ready(runtime: Runtime) -> None:
+def layers_of(runtime: Runtime) -> list[LoadedModel]:
+    """Every served layer; encoders are not served by this protocol."""
+    served = [model for versions in runtime.engine.catalog.models.values() for model in versions.values()]
+    return [model for model in served if isinstance(model, LoadedModel)]
+
+
+async def index_of(runtime: Runtime, *, only_ready: bool) -> list[IndexedModel]:
+    """Models that are served, and unless only those are asked for what cannot be and what is not loaded."""
+    catalog = runtime.engine.catalog
+    index = [
+        IndexedModel(name=name, version=version, state="READY")
+        for name, versions in catalog.models.items()
+        for version, model in versions.items()
+        if isinstance(model, LoadedModel)
+    ]
+    if only_ready:
+        return index
+    for broken in catalog.broken:
+        name, _, version = broken.origin.partition("/")
+        index.append(IndexedModel(name=name, version=version, state="UNAVAILABLE", reason=broken.reason))
+    known = {*catalog.models, *(entry.name for entry in index)}
+    names = await asyncio.to_thread(runtime.loader.names)
+    idle = [name for name in sorted({*names}) if name not in known]
+    return index + [IndexedModel(name=name, state="UNAVAILABLE", reason="not loaded") for name in idle]
+
+
+def check_load(parameters: Mapping[str, Any]) -> None:
+    """Raise `UnknownField` for any parameter of a load."""
+    for key in parameters:
+        raise UnknownField.at(
+            f"/parameters/{key[:64]}",
+            "a model is loaded as its folder is, or as it is built in: neither a config nor files can be sent",
+        )
+
+
+def check_unload(parameters: Mapping[str, Any]) -> None:
+    """Raise `InvalidInput` for parameters that an unload has not."""
+    for key, value in parameters.items():
+        if key != "unload_dependents":
+            raise UnknownField.at(f"/parameters/{key[:64]}", "no such parameter; known is unload_dependents")
+        if not isinstance(value, bool):
+            raise InvalidOption.at("/parameters/unload_dependents", f"expected a boolean, got {value!r}")
+
+
+def check_ready(runtime: Runtime) -> None:
+    """Raise `NotReady` unless the service is ready."""
     if obstacle := runtime.obstacle():
         raise NotReady(obstacle, retry_after_s=2)
 
@@ -536,14 +555,16 @@ def _tensors(model: LoadedModel) -> tuple[list[TensorMetadata], list[TensorMetad
     return inputs, [TensorMetadata(name=name, datatype=v2.ANSWERED, shape=shapes[name]) for name in own]
 
 
-def _metadata(runtime: Runtime, model: LoadedModel) -> ModelMetadata:
+def metadata_of(runtime: Runtime, model: LoadedModel) -> ModelMetadata:
+    """What a model takes and gives."""
     spec = model.entry.spec
     inputs, outputs = _tensors(model)
     versions = list(runtime.engine.catalog.models[spec.name])
     return ModelMetadata(name=spec.name, versions=versions, platform=PLATFORM, inputs=inputs, outputs=outputs)
 
 
-def _config(runtime: Runtime, model: LoadedModel) -> ModelConfig:
+def config_of(runtime: Runtime, model: LoadedModel) -> ModelConfig:
+    """A model's configuration."""
     inputs, outputs = _tensors(model)
 
     def configured(tensors: list[TensorMetadata]) -> list[TensorConfig]:
@@ -566,7 +587,8 @@ def _config(runtime: Runtime, model: LoadedModel) -> ModelConfig:
     )
 
 
-def _statistics(model: LoadedModel) -> ModelStatistics:
+def statistics_of(model: LoadedModel) -> ModelStatistics:
+    """What became of a model's requests."""
     spec, kept = model.entry.spec, model.statistics
     nothing = Tally()
 
