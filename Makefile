@@ -3,7 +3,7 @@ VENV ?= .venv
 export VENV
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve demo test parity lint format bench-overhead loadtest clean
+.PHONY: help setup setup-dev serve demo test parity lint format bench-overhead loadtest proto clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -44,6 +44,10 @@ bench-overhead: setup-dev ## Idle overhead of the service: a lone small request 
 
 loadtest: setup-dev ## Locust against URL=… (default http://127.0.0.1:8000), headless, 30 s
 	@$(BIN)/locust -f loadtest/locustfile.py --headless -u 8 -r 8 -t 30s --host $(or $(URL),http://127.0.0.1:8000) $(ARGS)
+
+proto: setup-dev ## Generate the messages of gRPC from their .proto files
+	@$(BIN)/python -m pip install --quiet -c constraints.txt grpcio-tools
+	@scripts/proto $(BIN)/python
 
 clean: ## Remove the virtual environment, caches and exported graphs
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis models/artifacts/*/ test-artifacts

@@ -44,17 +44,19 @@ class Metrics:
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
         self.received = Counter(
-            "attention_requests_received", "HTTP requests whose headers have been read.", registry=registry
+            "attention_requests_received",
+            "Requests whose headers have been read, over HTTP and gRPC.",
+            registry=registry,
         )
         self.requests = Counter(
             "attention_requests",
-            "HTTP requests that ended, by route template, method, status and outcome "
+            "Requests that ended, by route template, method, status and outcome "
             f"({', '.join(OUTCOMES)}). Sums to attention_requests_received_total less attention_requests_in_progress.",
             ["route", "method", "status", "outcome"],
             registry=registry,
         )
         self.in_progress = Gauge(
-            "attention_requests_in_progress", "HTTP requests received and not ended.", registry=registry
+            "attention_requests_in_progress", "Requests received and not ended.", registry=registry
         )
         self.duration = Histogram(
             "attention_request_duration_seconds",

@@ -1,6 +1,7 @@
-"""Errors as answers: the one table from error to status, and the two ways in which answers spell them.
+"""Errors as answers: the one table from error to status, and the ways in which answers spell them.
 
-Everywhere but under `/v2` that is `application/problem+json`, RFC 9457. The Open Inference Protocol has its own.
+Everywhere but under `/v2` that is `application/problem+json`, RFC 9457. The Open Inference Protocol has its own, and
+gRPC has codes of its own.
 """
 
 import inspect
@@ -82,6 +83,28 @@ def status_of(error: type[AttentionError], dialect: Dialect = RFC9457) -> int:
     return next(table[cls] for cls in error.__mro__ if cls in table)
 
 
+RPC_CODE = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    408: "DEADLINE_EXCEEDED",
+    409: "FAILED_PRECONDITION",
+    413: "RESOURCE_EXHAUSTED",  # as gRPC itself says of a message that is larger than allowed
+    429: "RESOURCE_EXHAUSTED",
+    499: "CANCELLED",
+    500: "INTERNAL",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+}
+"""gRPC's code for each status of `OPEN_INFERENCE` that such a call can have; `UNKNOWN` for none."""
+
+
+def rpc_code_of(error: type[AttentionError]) -> str:
+    """The name of gRPC's status code of an error class."""
+    return RPC_CODE.get(status_of(error, OPEN_INFERENCE), "UNKNOWN")
+
+
 def outcome_of(status: int) -> str:
     """How a request that was answered with `status` ended, one of `metrics.OUTCOMES`."""
     if status < 400:
@@ -109,6 +132,11 @@ MOST_TEXT = 2_000
 """Characters of a detail or a pointer: they quote the request, whose field names may be megabytes."""
 
 
+def text_of(error: AttentionError) -> str:
+    """The detail of an error, as it is sent."""
+    return _text(error.detail)
+
+
 def _text(text: str) -> str:
     """Text that can be sent: a field's name may hold half a character, a surrogate without the other, as an escape."""
     brief = text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}…"
@@ -125,7 +153,7 @@ def problem(
         "type": type_of(kind),
         "title": title_of(kind),
         "status": status,
-        "detail": _text(error.detail),
+        "detail": text_of(error),
         "instance": request_id,
     }
     if error.fields:

@@ -6,7 +6,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -15,6 +15,9 @@ from models.errors import AttentionError
 from service.app import Service, create_app
 from service.errors import ConfigurationError
 from service.settings import Settings
+
+if TYPE_CHECKING:
+    from service.rpc.server import RpcServer
 
 log = logging.getLogger(__name__)
 
@@ -90,14 +93,14 @@ def bind(settings: Settings) -> socket.socket:
     return listener
 
 
-def serve(settings: Settings, on_ready: Callable[[str], None]) -> None:
+def serve(settings: Settings, on_ready: Callable[[str, str], None]) -> None:
     """Serve until SIGINT or SIGTERM, then drain: refuse new work, answer what was accepted, close.
 
     A second signal stops at once.
 
     Args:
         settings: how to serve.
-        on_ready: called once with the service's URL, when it is ready.
+        on_ready: called once, when it is ready, with its URL and its address for gRPC, empty where that is not served.
 
     Raises:
         ConfigurationError: if it cannot start as configured.
@@ -116,7 +119,7 @@ def serve(settings: Settings, on_ready: Callable[[str], None]) -> None:
     server = _Server(_config(settings, app))
     runner = asyncio.Runner(loop_factory=server.config.get_loop_factory())
     with listener, runner:
-        runner.run(_run(server, app, listener, settings, lambda: on_ready(url)))
+        runner.run(_run(server, app, listener, settings, lambda rpc: on_ready(url, rpc)))
     if fatal:
         raise fatal[0]
 
@@ -136,9 +139,10 @@ def _config(settings: Settings, app: Any) -> uvicorn.Config:
 
 
 async def _run(
-    server: _Server, app: Service, listener: socket.socket, settings: Settings, on_ready: Callable[[], None]
+    server: _Server, app: Service, listener: socket.socket, settings: Settings, on_ready: Callable[[str], None]
 ) -> None:
     loop = asyncio.get_running_loop()
+    rpc = await _start_rpc(settings, app)
     stopping: asyncio.Task[None] | None = None
 
     def stop() -> None:
@@ -151,12 +155,24 @@ async def _run(
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
-    announcing = loop.create_task(_announce(app, on_ready))
+    announcing = loop.create_task(_announce(app, lambda: on_ready(rpc.address if rpc else "")))
     await server.serve(sockets=[listener])
     announcing.cancel()
+    if rpc is not None:
+        await rpc.stop()
     if stopping is not None:
         stopping.cancel()
     log.info("stopped")
+
+
+async def _start_rpc(settings: Settings, app: Service) -> "RpcServer | None":
+    if settings.grpc_port is None:
+        return None
+    from service.rpc.server import RpcServer  # noqa: PLC0415 - only where it is served
+
+    rpc = RpcServer(settings, app.runtime, settings.grpc_port)
+    await rpc.start()
+    return rpc
 
 
 async def _announce(app: Service, on_ready: Callable[[], None]) -> None:
@@ -170,6 +186,6 @@ async def _announce(app: Service, on_ready: Callable[[], None]) -> None:
 async def _drain(server: _Server, app: Service, settings: Settings) -> None:
     """Go on listening for a while and say no, so that clients and load balancers notice, then close."""
     app.runtime.begin_drain()
-    if server.server_state.connections:
+    if server.server_state.connections or settings.grpc_port is not None:
         await asyncio.sleep(settings.drain_grace_s)
     server.should_exit = True

@@ -24,6 +24,12 @@ class Settings(BaseSettings):
 
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
     port: int = Field(default=8000, ge=0, le=65_535, description="Port to listen on; 0 takes a free one.")
+    grpc_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65_535,
+        description="Port of the Open Inference Protocol over gRPC; 0 takes a free one. Empty: it is not served.",
+    )
     backend: Literal["onnx", "eager", "reference"] = Field(
         default="onnx", description="Backend of requests that name none."
     )

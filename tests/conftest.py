@@ -73,12 +73,14 @@ class Server:
 
     Attributes:
         url: where it listens.
+        grpc: where it listens for gRPC; empty where it does not.
         process: the process; stopping it is the fixture's work unless the test is about that.
     """
 
     url: str
     process: "subprocess.Popen[str]"
     reader: threading.Thread
+    grpc: str = ""
 
     def stop(self, number: int = signal.SIGTERM, timeout: float = 60) -> int:
         """Signal it, and wait for its exit code."""
@@ -114,14 +116,17 @@ def start_server(artifacts: Path, **environment: str) -> Server:
     )
     assert process.stdout is not None
     seen = []
+    grpc = ""
     for line in process.stdout:
         seen.append(line)
+        if "gRPC at " in line:
+            grpc = line.rpartition("gRPC at ")[2].strip()
         if "ready at " in line:
             url = line.rpartition("ready at ")[2].strip()
             # Whoever reads nothing lets the pipe fill up, and the server with it.
             reader = threading.Thread(target=process.stdout.read, daemon=True)
             reader.start()
-            return Server(url, process, reader)
+            return Server(url, process, reader, grpc)
     process.stdout.close()
     raise AssertionError(f"the server ended with {process.wait(10)}:\n{''.join(seen)}")
 

@@ -37,7 +37,9 @@ def serve(
         logging.getLogger(name).setLevel(settings.log_level.upper())
     console = Console(highlight=False, soft_wrap=True)
 
-    def on_ready(url: str) -> None:
+    def on_ready(url: str, rpc: str) -> None:
+        if rpc:
+            console.print(f"Open Inference Protocol over gRPC at {rpc}", markup=False)
         console.print(f"[bold]Self-attention service ready at {url}[/bold]\n")
         console.print("Try it:", CURL.format(url=url), sep="\n", markup=False)
         console.print(f"\nStart page {url}/   API docs {url}/docs   Metrics {url}/metrics   Models {url}/v1/models")

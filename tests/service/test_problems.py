@@ -18,6 +18,7 @@ from service.problems import (
     known_problems,
     outcome_of,
     problem,
+    rpc_code_of,
     status_of,
     title_of,
 )
@@ -203,3 +204,37 @@ def test_the_open_inference_protocol_has_its_own_statuses_and_its_own_field(erro
 def test_every_other_path_answers_as_rfc_9457_has_it(path: str):
     assert dialect_of(path) is RFC9457
     assert dialect_of("/v2") is OPEN_INFERENCE
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.Unparsable, "INVALID_ARGUMENT"),
+        (NonFinite, "INVALID_ARGUMENT"),
+        (errors.UnservableModel, "INVALID_ARGUMENT"),
+        (errors.Unauthorized, "UNAUTHENTICATED"),
+        (errors.Forbidden, "PERMISSION_DENIED"),
+        (errors.NotFound, "NOT_FOUND"),
+        (errors.NotInstalled, "NOT_FOUND"),
+        (errors.Conflict, "FAILED_PRECONDITION"),
+        (errors.TooLarge, "RESOURCE_EXHAUSTED"),
+        (errors.RateLimited, "RESOURCE_EXHAUSTED"),
+        (errors.ClientGone, "CANCELLED"),
+        (errors.BackendFailed, "INTERNAL"),
+        (errors.InternalError, "INTERNAL"),
+        (errors.QueueFull, "UNAVAILABLE"),
+        (errors.Draining, "UNAVAILABLE"),
+        (errors.NotReady, "UNAVAILABLE"),
+        (errors.ClientTimeout, "DEADLINE_EXCEEDED"),
+        (errors.DeadlineExceeded, "DEADLINE_EXCEEDED"),
+    ],
+)
+def test_grpc_has_codes_of_its_own(error: type[AttentionError], code: str):
+    assert rpc_code_of(error) == code
+
+
+def test_every_error_that_grpc_can_answer_has_a_code():
+    """405, 406 and 415 are of HTTP: methods and media types."""
+    http_only = {errors.MethodNotAllowed, errors.NotAcceptable, errors.UnsupportedMediaType}
+
+    assert {cls for cls in known_problems() if rpc_code_of(cls) == "UNKNOWN"} == http_only

@@ -1,0 +1,205 @@
+"""`inference.GRPCInferenceService`: each method by what serves its twin under `/v2`."""
+
+import asyncio
+from typing import Any
+
+import grpc
+
+from models.errors import AttentionError
+from service.catalog import LoadedModel
+from service.codecs import v2 as codec
+from service.engine import LocalEngine, Submission
+from service.errors import Forbidden, NotFound, NotReady, Unauthorized
+from service.messages import AttentionOutput
+from service.metrics import package_version
+from service.observe import Exchange, Message, Scope
+from service.routes import v2
+from service.routes.tensors import Call, TensorEndpoint, Written
+from service.rpc.calls import Calls, Read, RpcExchange, abort, details_of
+from service.rpc.inference_pb2 import (
+    ModelConfigRequest,
+    ModelConfigResponse,
+    ModelInferRequest,
+    ModelMetadataRequest,
+    ModelMetadataResponse,
+    ModelReadyRequest,
+    ModelReadyResponse,
+    ModelStatisticsRequest,
+    ModelStatisticsResponse,
+    ModelStreamInferResponse,
+    RepositoryIndexRequest,
+    RepositoryIndexResponse,
+    RepositoryModelLoadRequest,
+    RepositoryModelLoadResponse,
+    RepositoryModelUnloadRequest,
+    RepositoryModelUnloadResponse,
+    ServerLiveRequest,
+    ServerLiveResponse,
+    ServerMetadataRequest,
+    ServerMetadataResponse,
+    ServerReadyRequest,
+    ServerReadyResponse,
+)
+from service.rpc.messages import decode, encode, filled, parameters_of, parsed, stream_answer
+
+SERVICE = "inference.GRPCInferenceService"
+STREAM = f"/{SERVICE}/ModelStreamInfer"
+
+
+def handlers(calls: Calls) -> dict[str, Any]:
+    """For each method the handler that gRPC calls."""
+    methods = _Methods(calls)
+    guarded = {
+        "ModelReady": methods.model_ready,
+        "ServerMetadata": methods.server_metadata,
+        "ModelMetadata": methods.model_metadata,
+        "ModelInfer": methods.infer,
+        "ModelConfig": methods.model_config,
+        "ModelStatistics": methods.model_statistics,
+        "RepositoryIndex": methods.repository_index,
+        "RepositoryModelLoad": methods.repository_load,
+        "RepositoryModelUnload": methods.repository_unload,
+    }
+    found = {name: calls.unary(SERVICE, name, handle) for name, handle in guarded.items()}
+    for name, handle in {"ServerLive": methods.server_live, "ServerReady": methods.server_ready}.items():
+        found[name] = calls.unary(SERVICE, name, handle, guarded=False)
+    found["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(methods.stream_infer)
+    return found
+
+
+class _Infer(Call):
+    codings = ()
+
+    def __init__(self, exchange: Exchange, engine: LocalEngine) -> None:
+        self._exchange, self._engine = exchange, engine
+
+    def read(self, body: bytes) -> codec.InferRequest:
+        message: ModelInferRequest = parsed(ModelInferRequest, body)
+        name = v2.name_of(message.model_name, message.model_version)
+        self.statistics = self._engine.catalog.layer(name).statistics
+        return decode(message, name)
+
+    def submit(self, request: codec.InferRequest, bytes_in: int, deadline: float) -> Submission:
+        self._request = request
+        deadline = min(deadline, self._exchange.arrived + request.timeout_s)
+        return self._engine.submit(request.attention, bytes_in, deadline)
+
+    def write(self, output: AttentionOutput) -> Written:
+        return Written(encode(self._request, output), [])
+
+
+class _Endpoint(TensorEndpoint):
+    def call(self, exchange: Exchange, scope: Scope, engine: LocalEngine) -> Call:
+        return _Infer(exchange, engine)
+
+
+class _Methods:
+    def __init__(self, calls: Calls) -> None:
+        self._calls, self._runtime = calls, calls.runtime
+        self._endpoint = _Endpoint(calls.runtime)
+
+    async def infer(self, exchange: RpcExchange, read: Read) -> bytes:
+        """Through the pipeline of tensors, of which gRPC is one more ASGI server."""
+        come = False
+        start: Message = {}
+        answer = b""
+
+        async def receive() -> Message:
+            nonlocal come
+            if come:
+                await asyncio.get_running_loop().create_future()  # a client that leaves cancels this task
+            come = True
+            return {"type": "http.request", "body": await read()}
+
+        async def send(message: Message) -> None:
+            nonlocal start, answer
+            if message["type"] == "http.response.start":
+                start = message
+            else:
+                answer = message["body"]
+
+        await self._endpoint(exchange, {}, receive, send)
+        timing = dict(start["headers"])[b"server-timing"]
+        exchange.trailing.append(("server-timing", timing.decode()))
+        return answer
+
+    async def stream_infer(self, _: Any, context: Any) -> None:
+        """Requests of a stream one after the other, each counted by itself."""
+        while True:
+            exchange = RpcExchange(context, STREAM)
+            try:
+                read = await self._calls.next(context)
+            except AttentionError as error:
+                await abort(context, exchange, error)
+            if read is None:
+                return
+            exchange = RpcExchange(context, STREAM)
+            answer = await self._calls.attempt(exchange, context, self.infer, read, guarded=True)
+            if isinstance(answer, (Unauthorized, Forbidden)):  # so would be all others of the stream
+                await abort(context, exchange, answer)
+            if isinstance(answer, AttentionError):
+                await context.write(ModelStreamInferResponse(error_message=details_of(answer)).SerializeToString())
+            else:
+                await context.write(stream_answer(answer))
+
+    async def server_live(self, _: RpcExchange, read: Read) -> ServerLiveResponse:
+        parsed(ServerLiveRequest, await read())
+        return ServerLiveResponse(live=True)
+
+    async def server_ready(self, _: RpcExchange, read: Read) -> ServerReadyResponse:
+        parsed(ServerReadyRequest, await read())
+        return ServerReadyResponse(ready=not self._runtime.obstacle())
+
+    async def model_ready(self, _: RpcExchange, read: Read) -> ModelReadyResponse:
+        request = parsed(ModelReadyRequest, await read())
+        try:
+            v2.check_ready(self._runtime)
+            self._layer(request)
+        except (NotReady, NotFound):
+            return ModelReadyResponse(ready=False)
+        return ModelReadyResponse(ready=True)
+
+    async def server_metadata(self, _: RpcExchange, read: Read) -> ServerMetadataResponse:
+        parsed(ServerMetadataRequest, await read())
+        found = v2.ServerMetadata(version=package_version())
+        return filled(ServerMetadataResponse(), found)
+
+    async def model_metadata(self, _: RpcExchange, read: Read) -> ModelMetadataResponse:
+        layer = self._layer(parsed(ModelMetadataRequest, await read()))
+        return filled(ModelMetadataResponse(), v2.metadata_of(self._runtime, layer))
+
+    async def model_config(self, _: RpcExchange, read: Read) -> ModelConfigResponse:
+        layer = self._layer(parsed(ModelConfigRequest, await read()))
+        answer = ModelConfigResponse()
+        filled(answer.config, v2.config_of(self._runtime, layer))
+        return answer
+
+    async def model_statistics(self, _: RpcExchange, read: Read) -> ModelStatisticsResponse:
+        request = parsed(ModelStatisticsRequest, await read())
+        layers = [self._layer(request)] if request.name else v2.layers_of(self._runtime)
+        found = v2.StatisticsAnswer(model_stats=[v2.statistics_of(layer) for layer in layers])
+        return filled(ModelStatisticsResponse(), found)
+
+    async def repository_index(self, _: RpcExchange, read: Read) -> RepositoryIndexResponse:
+        request = parsed(RepositoryIndexRequest, await read())
+        answer = RepositoryIndexResponse()
+        for model in await v2.index_of(self._runtime, only_ready=request.ready):
+            filled(answer.models.add(), model)
+        return answer
+
+    async def repository_load(self, exchange: RpcExchange, read: Read) -> RepositoryModelLoadResponse:
+        catalog = self._runtime.changeable(exchange)
+        request = parsed(RepositoryModelLoadRequest, await read())
+        v2.check_load(parameters_of(request.parameters, "/parameters"))
+        await self._runtime.loader.load(catalog, request.model_name)
+        return RepositoryModelLoadResponse()
+
+    async def repository_unload(self, exchange: RpcExchange, read: Read) -> RepositoryModelUnloadResponse:
+        catalog = self._runtime.changeable(exchange)
+        request = parsed(RepositoryModelUnloadRequest, await read())
+        v2.check_unload(parameters_of(request.parameters, "/parameters"))
+        await self._runtime.loader.unload(catalog, request.model_name)
+        return RepositoryModelUnloadResponse()
+
+    def _layer(self, request: Any) -> LoadedModel:
+        return self._runtime.engine.catalog.layer(v2.name_of(request.name, request.version))
