@@ -71,7 +71,9 @@ LABEL org.opencontainers.image.title="self-attention-service" \
 ENV ATTENTION_ARTIFACTS=/opt/attention/artifacts
 WORKDIR /app
 USER 10001:10001
+# HTTP, and gRPC where ATTENTION_GRPC_PORT=8001 is set.
 EXPOSE 8000
+EXPOSE 8001
 # The proxy variables of the environment must not send a question to oneself elsewhere, hence the empty ProxyHandler.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
     CMD ["python3", "-c", "from urllib.request import ProxyHandler, build_opener; build_opener(ProxyHandler({})).open('http://127.0.0.1:8000/healthz/ready', timeout=4)"]

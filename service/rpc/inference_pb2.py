@@ -5,136 +5,141 @@
 # source: inference.proto
 # Protobuf Python Version: 6.33.5
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
-_runtime_version.ValidateProtobufRuntimeVersion(_runtime_version.Domain.PUBLIC, 6, 33, 5, "", "inference.proto")
+_runtime_version.ValidateProtobufRuntimeVersion(
+    _runtime_version.Domain.PUBLIC,
+    6,
+    33,
+    5,
+    '',
+    'inference.proto'
+)
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
 
 
-DESCRIPTOR = _descriptor_pool.DescriptorPool().AddSerializedFile(
-    b'\n\x0finference.proto\x12\tinference"\x13\n\x11ServerLiveRequest""\n\x12ServerLiveResponse\x12\x0c\n\x04live\x18\x01 \x01(\x08"\x14\n\x12ServerReadyRequest"$\n\x13ServerReadyResponse\x12\r\n\x05ready\x18\x01 \x01(\x08"2\n\x11ModelReadyRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t"#\n\x12ModelReadyResponse\x12\r\n\x05ready\x18\x01 \x01(\x08"\x17\n\x15ServerMetadataRequest"K\n\x16ServerMetadataResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x12\n\nextensions\x18\x03 \x03(\t"5\n\x14ModelMetadataRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t"\x8d\x02\n\x15ModelMetadataResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08versions\x18\x02 \x03(\t\x12\x10\n\x08platform\x18\x03 \x01(\t\x12?\n\x06inputs\x18\x04 \x03(\x0b\x32/.inference.ModelMetadataResponse.TensorMetadata\x12@\n\x07outputs\x18\x05 \x03(\x0b\x32/.inference.ModelMetadataResponse.TensorMetadata\x1a?\n\x0eTensorMetadata\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x64\x61tatype\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03"\x99\x01\n\x0eInferParameter\x12\x14\n\nbool_param\x18\x01 \x01(\x08H\x00\x12\x15\n\x0bint64_param\x18\x02 \x01(\x03H\x00\x12\x16\n\x0cstring_param\x18\x03 \x01(\tH\x00\x12\x16\n\x0c\x64ouble_param\x18\x04 \x01(\x01H\x00\x12\x16\n\x0cuint64_param\x18\x05 \x01(\x04H\x00\x42\x12\n\x10parameter_choice"\xd0\x01\n\x13InferTensorContents\x12\x15\n\rbool_contents\x18\x01 \x03(\x08\x12\x14\n\x0cint_contents\x18\x02 \x03(\x05\x12\x16\n\x0eint64_contents\x18\x03 \x03(\x03\x12\x15\n\ruint_contents\x18\x04 \x03(\r\x12\x17\n\x0fuint64_contents\x18\x05 \x03(\x04\x12\x15\n\rfp32_contents\x18\x06 \x03(\x02\x12\x15\n\rfp64_contents\x18\x07 \x03(\x01\x12\x16\n\x0e\x62ytes_contents\x18\x08 \x03(\x0c"\xee\x06\n\x11ModelInferRequest\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\n\n\x02id\x18\x03 \x01(\t\x12@\n\nparameters\x18\x04 \x03(\x0b\x32,.inference.ModelInferRequest.ParametersEntry\x12=\n\x06inputs\x18\x05 \x03(\x0b\x32-.inference.ModelInferRequest.InferInputTensor\x12H\n\x07outputs\x18\x06 \x03(\x0b\x32\x37.inference.ModelInferRequest.InferRequestedOutputTensor\x12\x1a\n\x12raw_input_contents\x18\x07 \x03(\x0c\x1a\x94\x02\n\x10InferInputTensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x64\x61tatype\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\x12Q\n\nparameters\x18\x04 \x03(\x0b\x32=.inference.ModelInferRequest.InferInputTensor.ParametersEntry\x12\x30\n\x08\x63ontents\x18\x05 \x01(\x0b\x32\x1e.inference.InferTensorContents\x1aL\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.inference.InferParameter:\x02\x38\x01\x1a\xd5\x01\n\x1aInferRequestedOutputTensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12[\n\nparameters\x18\x02 \x03(\x0b\x32G.inference.ModelInferRequest.InferRequestedOutputTensor.ParametersEntry\x1aL\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.inference.InferParameter:\x02\x38\x01\x1aL\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.inference.InferParameter:\x02\x38\x01"\xd5\x04\n\x12ModelInferResponse\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\n\n\x02id\x18\x03 \x01(\t\x12\x41\n\nparameters\x18\x04 \x03(\x0b\x32-.inference.ModelInferResponse.ParametersEntry\x12@\n\x07outputs\x18\x05 \x03(\x0b\x32/.inference.ModelInferResponse.InferOutputTensor\x12\x1b\n\x13raw_output_contents\x18\x06 \x03(\x0c\x1a\x97\x02\n\x11InferOutputTensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x64\x61tatype\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\x12S\n\nparameters\x18\x04 \x03(\x0b\x32?.inference.ModelInferResponse.InferOutputTensor.ParametersEntry\x12\x30\n\x08\x63ontents\x18\x05 \x01(\x0b\x32\x1e.inference.InferTensorContents\x1aL\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.inference.InferParameter:\x02\x38\x01\x1aL\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.inference.InferParameter:\x02\x38\x01"h\n\x18ModelStreamInferResponse\x12\x15\n\rerror_message\x18\x01 \x01(\t\x12\x35\n\x0einfer_response\x18\x02 \x01(\x0b\x32\x1d.inference.ModelInferResponse"3\n\x12ModelConfigRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t"=\n\x13ModelConfigResponse\x12&\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x16.inference.ModelConfig"b\n\nModelInput\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\tdata_type\x18\x02 \x01(\x0e\x32\x13.inference.DataType\x12\x0c\n\x04\x64ims\x18\x04 \x03(\x03\x12\x10\n\x08optional\x18\x08 \x01(\x08"Q\n\x0bModelOutput\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\tdata_type\x18\x02 \x01(\x0e\x32\x13.inference.DataType\x12\x0c\n\x04\x64ims\x18\x03 \x03(\x03"+\n\x16ModelTransactionPolicy\x12\x11\n\tdecoupled\x18\x01 \x01(\x08"$\n\x12ModelResponseCache\x12\x0e\n\x06\x65nable\x18\x01 \x01(\x08"\xa0\x02\n\x0bModelConfig\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08platform\x18\x02 \x01(\t\x12\x16\n\x0emax_batch_size\x18\x04 \x01(\x05\x12$\n\x05input\x18\x05 \x03(\x0b\x32\x15.inference.ModelInput\x12&\n\x06output\x18\x06 \x03(\x0b\x32\x16.inference.ModelOutput\x12\x0f\n\x07\x62\x61\x63kend\x18\x11 \x01(\t\x12\x43\n\x18model_transaction_policy\x18\x13 \x01(\x0b\x32!.inference.ModelTransactionPolicy\x12\x35\n\x0eresponse_cache\x18\x18 \x01(\x0b\x32\x1d.inference.ModelResponseCache"7\n\x16ModelStatisticsRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t".\n\x11StatisticDuration\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\x12\n\n\x02ns\x18\x02 \x01(\x04"\x9c\x03\n\x0fInferStatistics\x12-\n\x07success\x18\x01 \x01(\x0b\x32\x1c.inference.StatisticDuration\x12*\n\x04\x66\x61il\x18\x02 \x01(\x0b\x32\x1c.inference.StatisticDuration\x12+\n\x05queue\x18\x03 \x01(\x0b\x32\x1c.inference.StatisticDuration\x12\x33\n\rcompute_input\x18\x04 \x01(\x0b\x32\x1c.inference.StatisticDuration\x12\x33\n\rcompute_infer\x18\x05 \x01(\x0b\x32\x1c.inference.StatisticDuration\x12\x34\n\x0e\x63ompute_output\x18\x06 \x01(\x0b\x32\x1c.inference.StatisticDuration\x12/\n\tcache_hit\x18\x07 \x01(\x0b\x32\x1c.inference.StatisticDuration\x12\x30\n\ncache_miss\x18\x08 \x01(\x0b\x32\x1c.inference.StatisticDuration"\xaf\x01\n\x0fModelStatistics\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x16\n\x0elast_inference\x18\x03 \x01(\x04\x12\x17\n\x0finference_count\x18\x04 \x01(\x04\x12\x17\n\x0f\x65xecution_count\x18\x05 \x01(\x04\x12\x33\n\x0finference_stats\x18\x06 \x01(\x0b\x32\x1a.inference.InferStatistics"J\n\x17ModelStatisticsResponse\x12/\n\x0bmodel_stats\x18\x01 \x03(\x0b\x32\x1a.inference.ModelStatistics"\x8a\x01\n\x18ModelRepositoryParameter\x12\x14\n\nbool_param\x18\x01 \x01(\x08H\x00\x12\x15\n\x0bint64_param\x18\x02 \x01(\x03H\x00\x12\x16\n\x0cstring_param\x18\x03 \x01(\tH\x00\x12\x15\n\x0b\x62ytes_param\x18\x04 \x01(\x0cH\x00\x42\x12\n\x10parameter_choice"@\n\x16RepositoryIndexRequest\x12\x17\n\x0frepository_name\x18\x01 \x01(\t\x12\r\n\x05ready\x18\x02 \x01(\x08"\xa4\x01\n\x17RepositoryIndexResponse\x12=\n\x06models\x18\x01 \x03(\x0b\x32-.inference.RepositoryIndexResponse.ModelIndex\x1aJ\n\nModelIndex\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t"\xec\x01\n\x1aRepositoryModelLoadRequest\x12\x17\n\x0frepository_name\x18\x01 \x01(\t\x12\x12\n\nmodel_name\x18\x02 \x01(\t\x12I\n\nparameters\x18\x03 \x03(\x0b\x32\x35.inference.RepositoryModelLoadRequest.ParametersEntry\x1aV\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x32\n\x05value\x18\x02 \x01(\x0b\x32#.inference.ModelRepositoryParameter:\x02\x38\x01"\x1d\n\x1bRepositoryModelLoadResponse"\xf0\x01\n\x1cRepositoryModelUnloadRequest\x12\x17\n\x0frepository_name\x18\x01 \x01(\t\x12\x12\n\nmodel_name\x18\x02 \x01(\t\x12K\n\nparameters\x18\x03 \x03(\x0b\x32\x37.inference.RepositoryModelUnloadRequest.ParametersEntry\x1aV\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x32\n\x05value\x18\x02 \x01(\x0b\x32#.inference.ModelRepositoryParameter:\x02\x38\x01"\x1f\n\x1dRepositoryModelUnloadResponse*X\n\x08\x44\x61taType\x12\x10\n\x0cTYPE_INVALID\x10\x00\x12\r\n\tTYPE_BOOL\x10\x01\x12\r\n\tTYPE_FP16\x10\n\x12\r\n\tTYPE_FP32\x10\x0b\x12\r\n\tTYPE_FP64\x10\x0c\x32\x9f\x08\n\x14GRPCInferenceService\x12I\n\nServerLive\x12\x1c.inference.ServerLiveRequest\x1a\x1d.inference.ServerLiveResponse\x12L\n\x0bServerReady\x12\x1d.inference.ServerReadyRequest\x1a\x1e.inference.ServerReadyResponse\x12I\n\nModelReady\x12\x1c.inference.ModelReadyRequest\x1a\x1d.inference.ModelReadyResponse\x12U\n\x0eServerMetadata\x12 .inference.ServerMetadataRequest\x1a!.inference.ServerMetadataResponse\x12R\n\rModelMetadata\x12\x1f.inference.ModelMetadataRequest\x1a .inference.ModelMetadataResponse\x12I\n\nModelInfer\x12\x1c.inference.ModelInferRequest\x1a\x1d.inference.ModelInferResponse\x12Y\n\x10ModelStreamInfer\x12\x1c.inference.ModelInferRequest\x1a#.inference.ModelStreamInferResponse(\x01\x30\x01\x12L\n\x0bModelConfig\x12\x1d.inference.ModelConfigRequest\x1a\x1e.inference.ModelConfigResponse\x12X\n\x0fModelStatistics\x12!.inference.ModelStatisticsRequest\x1a".inference.ModelStatisticsResponse\x12X\n\x0fRepositoryIndex\x12!.inference.RepositoryIndexRequest\x1a".inference.RepositoryIndexResponse\x12\x64\n\x13RepositoryModelLoad\x12%.inference.RepositoryModelLoadRequest\x1a&.inference.RepositoryModelLoadResponse\x12j\n\x15RepositoryModelUnload\x12\'.inference.RepositoryModelUnloadRequest\x1a(.inference.RepositoryModelUnloadResponseb\x06proto3'
-)
+
+
+DESCRIPTOR = _descriptor_pool.DescriptorPool().AddSerializedFile(b'\n\x0finference.proto\x12\tinference\"\x13\n\x11ServerLiveRequest\"\"\n\x12ServerLiveResponse\x12\x0c\n\x04live\x18\x01 \x01(\x08\"\x14\n\x12ServerReadyRequest\"$\n\x13ServerReadyResponse\x12\r\n\x05ready\x18\x01 \x01(\x08\"2\n\x11ModelReadyRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"#\n\x12ModelReadyResponse\x12\r\n\x05ready\x18\x01 \x01(\x08\"\x17\n\x15ServerMetadataRequest\"K\n\x16ServerMetadataResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x12\n\nextensions\x18\x03 \x03(\t\"5\n\x14ModelMetadataRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"\x8d\x02\n\x15ModelMetadataResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08versions\x18\x02 \x03(\t\x12\x10\n\x08platform\x18\x03 \x01(\t\x12?\n\x06inputs\x18\x04 \x03(\x0b\x32/.inference.ModelMetadataResponse.TensorMetadata\x12@\n\x07outputs\x18\x05 \x03(\x0b\x32/.inference.ModelMetadataResponse.TensorMetadata\x1a?\n\x0eTensorMetadata\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x64\x61tatype\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\"\x99\x01\n\x0eInferParameter\x12\x14\n\nbool_param\x18\x01 \x01(\x08H\x00\x12\x15\n\x0bint64_param\x18\x02 \x01(\x03H\x00\x12\x16\n\x0cstring_param\x18\x03 \x01(\tH\x00\x12\x16\n\x0c\x64ouble_param\x18\x04 \x01(\x01H\x00\x12\x16\n\x0cuint64_param\x18\x05 \x01(\x04H\x00\x42\x12\n\x10parameter_choice\"\xd0\x01\n\x13InferTensorContents\x12\x15\n\rbool_contents\x18\x01 \x03(\x08\x12\x14\n\x0cint_contents\x18\x02 \x03(\x05\x12\x16\n\x0eint64_contents\x18\x03 \x03(\x03\x12\x15\n\ruint_contents\x18\x04 \x03(\r\x12\x17\n\x0fuint64_contents\x18\x05 \x03(\x04\x12\x15\n\rfp32_contents\x18\x06 \x03(\x02\x12\x15\n\rfp64_contents\x18\x07 \x03(\x01\x12\x16\n\x0e\x62ytes_contents\x18\x08 \x03(\x0c\"\xee\x06\n\x11ModelInferRequest\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\n\n\x02id\x18\x03 \x01(\t\x12@\n\nparameters\x18\x04 \x03(\x0b\x32,.inference.ModelInferRequest.ParametersEntry\x12=\n\x06inputs\x18\x05 \x03(\x0b\x32-.inference.ModelInferRequest.InferInputTensor\x12H\n\x07outputs\x18\x06 \x03(\x0b\x32\x37.inference.ModelInferRequest.InferRequestedOutputTensor\x12\x1a\n\x12raw_input_contents\x18\x07 \x03(\x0c\x1a\x94\x02\n\x10InferInputTensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x64\x61tatype\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\x12Q\n\nparameters\x18\x04 \x03(\x0b\x32=.inference.ModelInferRequest.InferInputTensor.ParametersEntry\x12\x30\n\x08\x63ontents\x18\x05 \x01(\x0b\x32\x1e.inference.InferTensorContents\x1aL\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.inference.InferParameter:\x02\x38\x01\x1a\xd5\x01\n\x1aInferRequestedOutputTensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12[\n\nparameters\x18\x02 \x03(\x0b\x32G.inference.ModelInferRequest.InferRequestedOutputTensor.ParametersEntry\x1aL\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.inference.InferParameter:\x02\x38\x01\x1aL\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.inference.InferParameter:\x02\x38\x01\"\xd5\x04\n\x12ModelInferResponse\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\n\n\x02id\x18\x03 \x01(\t\x12\x41\n\nparameters\x18\x04 \x03(\x0b\x32-.inference.ModelInferResponse.ParametersEntry\x12@\n\x07outputs\x18\x05 \x03(\x0b\x32/.inference.ModelInferResponse.InferOutputTensor\x12\x1b\n\x13raw_output_contents\x18\x06 \x03(\x0c\x1a\x97\x02\n\x11InferOutputTensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x64\x61tatype\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\x12S\n\nparameters\x18\x04 \x03(\x0b\x32?.inference.ModelInferResponse.InferOutputTensor.ParametersEntry\x12\x30\n\x08\x63ontents\x18\x05 \x01(\x0b\x32\x1e.inference.InferTensorContents\x1aL\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.inference.InferParameter:\x02\x38\x01\x1aL\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.inference.InferParameter:\x02\x38\x01\"h\n\x18ModelStreamInferResponse\x12\x15\n\rerror_message\x18\x01 \x01(\t\x12\x35\n\x0einfer_response\x18\x02 \x01(\x0b\x32\x1d.inference.ModelInferResponse\"3\n\x12ModelConfigRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"=\n\x13ModelConfigResponse\x12&\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x16.inference.ModelConfig\"b\n\nModelInput\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\tdata_type\x18\x02 \x01(\x0e\x32\x13.inference.DataType\x12\x0c\n\x04\x64ims\x18\x04 \x03(\x03\x12\x10\n\x08optional\x18\x08 \x01(\x08\"Q\n\x0bModelOutput\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\tdata_type\x18\x02 \x01(\x0e\x32\x13.inference.DataType\x12\x0c\n\x04\x64ims\x18\x03 \x03(\x03\"+\n\x16ModelTransactionPolicy\x12\x11\n\tdecoupled\x18\x01 \x01(\x08\"$\n\x12ModelResponseCache\x12\x0e\n\x06\x65nable\x18\x01 \x01(\x08\"\xa0\x02\n\x0bModelConfig\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08platform\x18\x02 \x01(\t\x12\x16\n\x0emax_batch_size\x18\x04 \x01(\x05\x12$\n\x05input\x18\x05 \x03(\x0b\x32\x15.inference.ModelInput\x12&\n\x06output\x18\x06 \x03(\x0b\x32\x16.inference.ModelOutput\x12\x0f\n\x07\x62\x61\x63kend\x18\x11 \x01(\t\x12\x43\n\x18model_transaction_policy\x18\x13 \x01(\x0b\x32!.inference.ModelTransactionPolicy\x12\x35\n\x0eresponse_cache\x18\x18 \x01(\x0b\x32\x1d.inference.ModelResponseCache\"7\n\x16ModelStatisticsRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\".\n\x11StatisticDuration\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\x12\n\n\x02ns\x18\x02 \x01(\x04\"\x9c\x03\n\x0fInferStatistics\x12-\n\x07success\x18\x01 \x01(\x0b\x32\x1c.inference.StatisticDuration\x12*\n\x04\x66\x61il\x18\x02 \x01(\x0b\x32\x1c.inference.StatisticDuration\x12+\n\x05queue\x18\x03 \x01(\x0b\x32\x1c.inference.StatisticDuration\x12\x33\n\rcompute_input\x18\x04 \x01(\x0b\x32\x1c.inference.StatisticDuration\x12\x33\n\rcompute_infer\x18\x05 \x01(\x0b\x32\x1c.inference.StatisticDuration\x12\x34\n\x0e\x63ompute_output\x18\x06 \x01(\x0b\x32\x1c.inference.StatisticDuration\x12/\n\tcache_hit\x18\x07 \x01(\x0b\x32\x1c.inference.StatisticDuration\x12\x30\n\ncache_miss\x18\x08 \x01(\x0b\x32\x1c.inference.StatisticDuration\"\xaf\x01\n\x0fModelStatistics\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x16\n\x0elast_inference\x18\x03 \x01(\x04\x12\x17\n\x0finference_count\x18\x04 \x01(\x04\x12\x17\n\x0f\x65xecution_count\x18\x05 \x01(\x04\x12\x33\n\x0finference_stats\x18\x06 \x01(\x0b\x32\x1a.inference.InferStatistics\"J\n\x17ModelStatisticsResponse\x12/\n\x0bmodel_stats\x18\x01 \x03(\x0b\x32\x1a.inference.ModelStatistics\"\x8a\x01\n\x18ModelRepositoryParameter\x12\x14\n\nbool_param\x18\x01 \x01(\x08H\x00\x12\x15\n\x0bint64_param\x18\x02 \x01(\x03H\x00\x12\x16\n\x0cstring_param\x18\x03 \x01(\tH\x00\x12\x15\n\x0b\x62ytes_param\x18\x04 \x01(\x0cH\x00\x42\x12\n\x10parameter_choice\"@\n\x16RepositoryIndexRequest\x12\x17\n\x0frepository_name\x18\x01 \x01(\t\x12\r\n\x05ready\x18\x02 \x01(\x08\"\xa4\x01\n\x17RepositoryIndexResponse\x12=\n\x06models\x18\x01 \x03(\x0b\x32-.inference.RepositoryIndexResponse.ModelIndex\x1aJ\n\nModelIndex\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\"\xec\x01\n\x1aRepositoryModelLoadRequest\x12\x17\n\x0frepository_name\x18\x01 \x01(\t\x12\x12\n\nmodel_name\x18\x02 \x01(\t\x12I\n\nparameters\x18\x03 \x03(\x0b\x32\x35.inference.RepositoryModelLoadRequest.ParametersEntry\x1aV\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x32\n\x05value\x18\x02 \x01(\x0b\x32#.inference.ModelRepositoryParameter:\x02\x38\x01\"\x1d\n\x1bRepositoryModelLoadResponse\"\xf0\x01\n\x1cRepositoryModelUnloadRequest\x12\x17\n\x0frepository_name\x18\x01 \x01(\t\x12\x12\n\nmodel_name\x18\x02 \x01(\t\x12K\n\nparameters\x18\x03 \x03(\x0b\x32\x37.inference.RepositoryModelUnloadRequest.ParametersEntry\x1aV\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x32\n\x05value\x18\x02 \x01(\x0b\x32#.inference.ModelRepositoryParameter:\x02\x38\x01\"\x1f\n\x1dRepositoryModelUnloadResponse*X\n\x08\x44\x61taType\x12\x10\n\x0cTYPE_INVALID\x10\x00\x12\r\n\tTYPE_BOOL\x10\x01\x12\r\n\tTYPE_FP16\x10\n\x12\r\n\tTYPE_FP32\x10\x0b\x12\r\n\tTYPE_FP64\x10\x0c\x32\x9f\x08\n\x14GRPCInferenceService\x12I\n\nServerLive\x12\x1c.inference.ServerLiveRequest\x1a\x1d.inference.ServerLiveResponse\x12L\n\x0bServerReady\x12\x1d.inference.ServerReadyRequest\x1a\x1e.inference.ServerReadyResponse\x12I\n\nModelReady\x12\x1c.inference.ModelReadyRequest\x1a\x1d.inference.ModelReadyResponse\x12U\n\x0eServerMetadata\x12 .inference.ServerMetadataRequest\x1a!.inference.ServerMetadataResponse\x12R\n\rModelMetadata\x12\x1f.inference.ModelMetadataRequest\x1a .inference.ModelMetadataResponse\x12I\n\nModelInfer\x12\x1c.inference.ModelInferRequest\x1a\x1d.inference.ModelInferResponse\x12Y\n\x10ModelStreamInfer\x12\x1c.inference.ModelInferRequest\x1a#.inference.ModelStreamInferResponse(\x01\x30\x01\x12L\n\x0bModelConfig\x12\x1d.inference.ModelConfigRequest\x1a\x1e.inference.ModelConfigResponse\x12X\n\x0fModelStatistics\x12!.inference.ModelStatisticsRequest\x1a\".inference.ModelStatisticsResponse\x12X\n\x0fRepositoryIndex\x12!.inference.RepositoryIndexRequest\x1a\".inference.RepositoryIndexResponse\x12\x64\n\x13RepositoryModelLoad\x12%.inference.RepositoryModelLoadRequest\x1a&.inference.RepositoryModelLoadResponse\x12j\n\x15RepositoryModelUnload\x12\'.inference.RepositoryModelUnloadRequest\x1a(.inference.RepositoryModelUnloadResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "inference_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_MODELINFERREQUEST_INFERINPUTTENSOR_PARAMETERSENTRY"]._loaded_options = None
-    _globals["_MODELINFERREQUEST_INFERINPUTTENSOR_PARAMETERSENTRY"]._serialized_options = b"8\001"
-    _globals["_MODELINFERREQUEST_INFERREQUESTEDOUTPUTTENSOR_PARAMETERSENTRY"]._loaded_options = None
-    _globals["_MODELINFERREQUEST_INFERREQUESTEDOUTPUTTENSOR_PARAMETERSENTRY"]._serialized_options = b"8\001"
-    _globals["_MODELINFERREQUEST_PARAMETERSENTRY"]._loaded_options = None
-    _globals["_MODELINFERREQUEST_PARAMETERSENTRY"]._serialized_options = b"8\001"
-    _globals["_MODELINFERRESPONSE_INFEROUTPUTTENSOR_PARAMETERSENTRY"]._loaded_options = None
-    _globals["_MODELINFERRESPONSE_INFEROUTPUTTENSOR_PARAMETERSENTRY"]._serialized_options = b"8\001"
-    _globals["_MODELINFERRESPONSE_PARAMETERSENTRY"]._loaded_options = None
-    _globals["_MODELINFERRESPONSE_PARAMETERSENTRY"]._serialized_options = b"8\001"
-    _globals["_REPOSITORYMODELLOADREQUEST_PARAMETERSENTRY"]._loaded_options = None
-    _globals["_REPOSITORYMODELLOADREQUEST_PARAMETERSENTRY"]._serialized_options = b"8\001"
-    _globals["_REPOSITORYMODELUNLOADREQUEST_PARAMETERSENTRY"]._loaded_options = None
-    _globals["_REPOSITORYMODELUNLOADREQUEST_PARAMETERSENTRY"]._serialized_options = b"8\001"
-    _globals["_DATATYPE"]._serialized_start = 4986
-    _globals["_DATATYPE"]._serialized_end = 5074
-    _globals["_SERVERLIVEREQUEST"]._serialized_start = 30
-    _globals["_SERVERLIVEREQUEST"]._serialized_end = 49
-    _globals["_SERVERLIVERESPONSE"]._serialized_start = 51
-    _globals["_SERVERLIVERESPONSE"]._serialized_end = 85
-    _globals["_SERVERREADYREQUEST"]._serialized_start = 87
-    _globals["_SERVERREADYREQUEST"]._serialized_end = 107
-    _globals["_SERVERREADYRESPONSE"]._serialized_start = 109
-    _globals["_SERVERREADYRESPONSE"]._serialized_end = 145
-    _globals["_MODELREADYREQUEST"]._serialized_start = 147
-    _globals["_MODELREADYREQUEST"]._serialized_end = 197
-    _globals["_MODELREADYRESPONSE"]._serialized_start = 199
-    _globals["_MODELREADYRESPONSE"]._serialized_end = 234
-    _globals["_SERVERMETADATAREQUEST"]._serialized_start = 236
-    _globals["_SERVERMETADATAREQUEST"]._serialized_end = 259
-    _globals["_SERVERMETADATARESPONSE"]._serialized_start = 261
-    _globals["_SERVERMETADATARESPONSE"]._serialized_end = 336
-    _globals["_MODELMETADATAREQUEST"]._serialized_start = 338
-    _globals["_MODELMETADATAREQUEST"]._serialized_end = 391
-    _globals["_MODELMETADATARESPONSE"]._serialized_start = 394
-    _globals["_MODELMETADATARESPONSE"]._serialized_end = 663
-    _globals["_MODELMETADATARESPONSE_TENSORMETADATA"]._serialized_start = 600
-    _globals["_MODELMETADATARESPONSE_TENSORMETADATA"]._serialized_end = 663
-    _globals["_INFERPARAMETER"]._serialized_start = 666
-    _globals["_INFERPARAMETER"]._serialized_end = 819
-    _globals["_INFERTENSORCONTENTS"]._serialized_start = 822
-    _globals["_INFERTENSORCONTENTS"]._serialized_end = 1030
-    _globals["_MODELINFERREQUEST"]._serialized_start = 1033
-    _globals["_MODELINFERREQUEST"]._serialized_end = 1911
-    _globals["_MODELINFERREQUEST_INFERINPUTTENSOR"]._serialized_start = 1341
-    _globals["_MODELINFERREQUEST_INFERINPUTTENSOR"]._serialized_end = 1617
-    _globals["_MODELINFERREQUEST_INFERINPUTTENSOR_PARAMETERSENTRY"]._serialized_start = 1541
-    _globals["_MODELINFERREQUEST_INFERINPUTTENSOR_PARAMETERSENTRY"]._serialized_end = 1617
-    _globals["_MODELINFERREQUEST_INFERREQUESTEDOUTPUTTENSOR"]._serialized_start = 1620
-    _globals["_MODELINFERREQUEST_INFERREQUESTEDOUTPUTTENSOR"]._serialized_end = 1833
-    _globals["_MODELINFERREQUEST_INFERREQUESTEDOUTPUTTENSOR_PARAMETERSENTRY"]._serialized_start = 1541
-    _globals["_MODELINFERREQUEST_INFERREQUESTEDOUTPUTTENSOR_PARAMETERSENTRY"]._serialized_end = 1617
-    _globals["_MODELINFERREQUEST_PARAMETERSENTRY"]._serialized_start = 1541
-    _globals["_MODELINFERREQUEST_PARAMETERSENTRY"]._serialized_end = 1617
-    _globals["_MODELINFERRESPONSE"]._serialized_start = 1914
-    _globals["_MODELINFERRESPONSE"]._serialized_end = 2511
-    _globals["_MODELINFERRESPONSE_INFEROUTPUTTENSOR"]._serialized_start = 2154
-    _globals["_MODELINFERRESPONSE_INFEROUTPUTTENSOR"]._serialized_end = 2433
-    _globals["_MODELINFERRESPONSE_INFEROUTPUTTENSOR_PARAMETERSENTRY"]._serialized_start = 1541
-    _globals["_MODELINFERRESPONSE_INFEROUTPUTTENSOR_PARAMETERSENTRY"]._serialized_end = 1617
-    _globals["_MODELINFERRESPONSE_PARAMETERSENTRY"]._serialized_start = 1541
-    _globals["_MODELINFERRESPONSE_PARAMETERSENTRY"]._serialized_end = 1617
-    _globals["_MODELSTREAMINFERRESPONSE"]._serialized_start = 2513
-    _globals["_MODELSTREAMINFERRESPONSE"]._serialized_end = 2617
-    _globals["_MODELCONFIGREQUEST"]._serialized_start = 2619
-    _globals["_MODELCONFIGREQUEST"]._serialized_end = 2670
-    _globals["_MODELCONFIGRESPONSE"]._serialized_start = 2672
-    _globals["_MODELCONFIGRESPONSE"]._serialized_end = 2733
-    _globals["_MODELINPUT"]._serialized_start = 2735
-    _globals["_MODELINPUT"]._serialized_end = 2833
-    _globals["_MODELOUTPUT"]._serialized_start = 2835
-    _globals["_MODELOUTPUT"]._serialized_end = 2916
-    _globals["_MODELTRANSACTIONPOLICY"]._serialized_start = 2918
-    _globals["_MODELTRANSACTIONPOLICY"]._serialized_end = 2961
-    _globals["_MODELRESPONSECACHE"]._serialized_start = 2963
-    _globals["_MODELRESPONSECACHE"]._serialized_end = 2999
-    _globals["_MODELCONFIG"]._serialized_start = 3002
-    _globals["_MODELCONFIG"]._serialized_end = 3290
-    _globals["_MODELSTATISTICSREQUEST"]._serialized_start = 3292
-    _globals["_MODELSTATISTICSREQUEST"]._serialized_end = 3347
-    _globals["_STATISTICDURATION"]._serialized_start = 3349
-    _globals["_STATISTICDURATION"]._serialized_end = 3395
-    _globals["_INFERSTATISTICS"]._serialized_start = 3398
-    _globals["_INFERSTATISTICS"]._serialized_end = 3810
-    _globals["_MODELSTATISTICS"]._serialized_start = 3813
-    _globals["_MODELSTATISTICS"]._serialized_end = 3988
-    _globals["_MODELSTATISTICSRESPONSE"]._serialized_start = 3990
-    _globals["_MODELSTATISTICSRESPONSE"]._serialized_end = 4064
-    _globals["_MODELREPOSITORYPARAMETER"]._serialized_start = 4067
-    _globals["_MODELREPOSITORYPARAMETER"]._serialized_end = 4205
-    _globals["_REPOSITORYINDEXREQUEST"]._serialized_start = 4207
-    _globals["_REPOSITORYINDEXREQUEST"]._serialized_end = 4271
-    _globals["_REPOSITORYINDEXRESPONSE"]._serialized_start = 4274
-    _globals["_REPOSITORYINDEXRESPONSE"]._serialized_end = 4438
-    _globals["_REPOSITORYINDEXRESPONSE_MODELINDEX"]._serialized_start = 4364
-    _globals["_REPOSITORYINDEXRESPONSE_MODELINDEX"]._serialized_end = 4438
-    _globals["_REPOSITORYMODELLOADREQUEST"]._serialized_start = 4441
-    _globals["_REPOSITORYMODELLOADREQUEST"]._serialized_end = 4677
-    _globals["_REPOSITORYMODELLOADREQUEST_PARAMETERSENTRY"]._serialized_start = 4591
-    _globals["_REPOSITORYMODELLOADREQUEST_PARAMETERSENTRY"]._serialized_end = 4677
-    _globals["_REPOSITORYMODELLOADRESPONSE"]._serialized_start = 4679
-    _globals["_REPOSITORYMODELLOADRESPONSE"]._serialized_end = 4708
-    _globals["_REPOSITORYMODELUNLOADREQUEST"]._serialized_start = 4711
-    _globals["_REPOSITORYMODELUNLOADREQUEST"]._serialized_end = 4951
-    _globals["_REPOSITORYMODELUNLOADREQUEST_PARAMETERSENTRY"]._serialized_start = 4591
-    _globals["_REPOSITORYMODELUNLOADREQUEST_PARAMETERSENTRY"]._serialized_end = 4677
-    _globals["_REPOSITORYMODELUNLOADRESPONSE"]._serialized_start = 4953
-    _globals["_REPOSITORYMODELUNLOADRESPONSE"]._serialized_end = 4984
-    _globals["_GRPCINFERENCESERVICE"]._serialized_start = 5077
-    _globals["_GRPCINFERENCESERVICE"]._serialized_end = 6132
+  DESCRIPTOR._loaded_options = None
+  _globals['_MODELINFERREQUEST_INFERINPUTTENSOR_PARAMETERSENTRY']._loaded_options = None
+  _globals['_MODELINFERREQUEST_INFERINPUTTENSOR_PARAMETERSENTRY']._serialized_options = b'8\001'
+  _globals['_MODELINFERREQUEST_INFERREQUESTEDOUTPUTTENSOR_PARAMETERSENTRY']._loaded_options = None
+  _globals['_MODELINFERREQUEST_INFERREQUESTEDOUTPUTTENSOR_PARAMETERSENTRY']._serialized_options = b'8\001'
+  _globals['_MODELINFERREQUEST_PARAMETERSENTRY']._loaded_options = None
+  _globals['_MODELINFERREQUEST_PARAMETERSENTRY']._serialized_options = b'8\001'
+  _globals['_MODELINFERRESPONSE_INFEROUTPUTTENSOR_PARAMETERSENTRY']._loaded_options = None
+  _globals['_MODELINFERRESPONSE_INFEROUTPUTTENSOR_PARAMETERSENTRY']._serialized_options = b'8\001'
+  _globals['_MODELINFERRESPONSE_PARAMETERSENTRY']._loaded_options = None
+  _globals['_MODELINFERRESPONSE_PARAMETERSENTRY']._serialized_options = b'8\001'
+  _globals['_REPOSITORYMODELLOADREQUEST_PARAMETERSENTRY']._loaded_options = None
+  _globals['_REPOSITORYMODELLOADREQUEST_PARAMETERSENTRY']._serialized_options = b'8\001'
+  _globals['_REPOSITORYMODELUNLOADREQUEST_PARAMETERSENTRY']._loaded_options = None
+  _globals['_REPOSITORYMODELUNLOADREQUEST_PARAMETERSENTRY']._serialized_options = b'8\001'
+  _globals['_DATATYPE']._serialized_start=4986
+  _globals['_DATATYPE']._serialized_end=5074
+  _globals['_SERVERLIVEREQUEST']._serialized_start=30
+  _globals['_SERVERLIVEREQUEST']._serialized_end=49
+  _globals['_SERVERLIVERESPONSE']._serialized_start=51
+  _globals['_SERVERLIVERESPONSE']._serialized_end=85
+  _globals['_SERVERREADYREQUEST']._serialized_start=87
+  _globals['_SERVERREADYREQUEST']._serialized_end=107
+  _globals['_SERVERREADYRESPONSE']._serialized_start=109
+  _globals['_SERVERREADYRESPONSE']._serialized_end=145
+  _globals['_MODELREADYREQUEST']._serialized_start=147
+  _globals['_MODELREADYREQUEST']._serialized_end=197
+  _globals['_MODELREADYRESPONSE']._serialized_start=199
+  _globals['_MODELREADYRESPONSE']._serialized_end=234
+  _globals['_SERVERMETADATAREQUEST']._serialized_start=236
+  _globals['_SERVERMETADATAREQUEST']._serialized_end=259
+  _globals['_SERVERMETADATARESPONSE']._serialized_start=261
+  _globals['_SERVERMETADATARESPONSE']._serialized_end=336
+  _globals['_MODELMETADATAREQUEST']._serialized_start=338
+  _globals['_MODELMETADATAREQUEST']._serialized_end=391
+  _globals['_MODELMETADATARESPONSE']._serialized_start=394
+  _globals['_MODELMETADATARESPONSE']._serialized_end=663
+  _globals['_MODELMETADATARESPONSE_TENSORMETADATA']._serialized_start=600
+  _globals['_MODELMETADATARESPONSE_TENSORMETADATA']._serialized_end=663
+  _globals['_INFERPARAMETER']._serialized_start=666
+  _globals['_INFERPARAMETER']._serialized_end=819
+  _globals['_INFERTENSORCONTENTS']._serialized_start=822
+  _globals['_INFERTENSORCONTENTS']._serialized_end=1030
+  _globals['_MODELINFERREQUEST']._serialized_start=1033
+  _globals['_MODELINFERREQUEST']._serialized_end=1911
+  _globals['_MODELINFERREQUEST_INFERINPUTTENSOR']._serialized_start=1341
+  _globals['_MODELINFERREQUEST_INFERINPUTTENSOR']._serialized_end=1617
+  _globals['_MODELINFERREQUEST_INFERINPUTTENSOR_PARAMETERSENTRY']._serialized_start=1541
+  _globals['_MODELINFERREQUEST_INFERINPUTTENSOR_PARAMETERSENTRY']._serialized_end=1617
+  _globals['_MODELINFERREQUEST_INFERREQUESTEDOUTPUTTENSOR']._serialized_start=1620
+  _globals['_MODELINFERREQUEST_INFERREQUESTEDOUTPUTTENSOR']._serialized_end=1833
+  _globals['_MODELINFERREQUEST_INFERREQUESTEDOUTPUTTENSOR_PARAMETERSENTRY']._serialized_start=1541
+  _globals['_MODELINFERREQUEST_INFERREQUESTEDOUTPUTTENSOR_PARAMETERSENTRY']._serialized_end=1617
+  _globals['_MODELINFERREQUEST_PARAMETERSENTRY']._serialized_start=1541
+  _globals['_MODELINFERREQUEST_PARAMETERSENTRY']._serialized_end=1617
+  _globals['_MODELINFERRESPONSE']._serialized_start=1914
+  _globals['_MODELINFERRESPONSE']._serialized_end=2511
+  _globals['_MODELINFERRESPONSE_INFEROUTPUTTENSOR']._serialized_start=2154
+  _globals['_MODELINFERRESPONSE_INFEROUTPUTTENSOR']._serialized_end=2433
+  _globals['_MODELINFERRESPONSE_INFEROUTPUTTENSOR_PARAMETERSENTRY']._serialized_start=1541
+  _globals['_MODELINFERRESPONSE_INFEROUTPUTTENSOR_PARAMETERSENTRY']._serialized_end=1617
+  _globals['_MODELINFERRESPONSE_PARAMETERSENTRY']._serialized_start=1541
+  _globals['_MODELINFERRESPONSE_PARAMETERSENTRY']._serialized_end=1617
+  _globals['_MODELSTREAMINFERRESPONSE']._serialized_start=2513
+  _globals['_MODELSTREAMINFERRESPONSE']._serialized_end=2617
+  _globals['_MODELCONFIGREQUEST']._serialized_start=2619
+  _globals['_MODELCONFIGREQUEST']._serialized_end=2670
+  _globals['_MODELCONFIGRESPONSE']._serialized_start=2672
+  _globals['_MODELCONFIGRESPONSE']._serialized_end=2733
+  _globals['_MODELINPUT']._serialized_start=2735
+  _globals['_MODELINPUT']._serialized_end=2833
+  _globals['_MODELOUTPUT']._serialized_start=2835
+  _globals['_MODELOUTPUT']._serialized_end=2916
+  _globals['_MODELTRANSACTIONPOLICY']._serialized_start=2918
+  _globals['_MODELTRANSACTIONPOLICY']._serialized_end=2961
+  _globals['_MODELRESPONSECACHE']._serialized_start=2963
+  _globals['_MODELRESPONSECACHE']._serialized_end=2999
+  _globals['_MODELCONFIG']._serialized_start=3002
+  _globals['_MODELCONFIG']._serialized_end=3290
+  _globals['_MODELSTATISTICSREQUEST']._serialized_start=3292
+  _globals['_MODELSTATISTICSREQUEST']._serialized_end=3347
+  _globals['_STATISTICDURATION']._serialized_start=3349
+  _globals['_STATISTICDURATION']._serialized_end=3395
+  _globals['_INFERSTATISTICS']._serialized_start=3398
+  _globals['_INFERSTATISTICS']._serialized_end=3810
+  _globals['_MODELSTATISTICS']._serialized_start=3813
+  _globals['_MODELSTATISTICS']._serialized_end=3988
+  _globals['_MODELSTATISTICSRESPONSE']._serialized_start=3990
+  _globals['_MODELSTATISTICSRESPONSE']._serialized_end=4064
+  _globals['_MODELREPOSITORYPARAMETER']._serialized_start=4067
+  _globals['_MODELREPOSITORYPARAMETER']._serialized_end=4205
+  _globals['_REPOSITORYINDEXREQUEST']._serialized_start=4207
+  _globals['_REPOSITORYINDEXREQUEST']._serialized_end=4271
+  _globals['_REPOSITORYINDEXRESPONSE']._serialized_start=4274
+  _globals['_REPOSITORYINDEXRESPONSE']._serialized_end=4438
+  _globals['_REPOSITORYINDEXRESPONSE_MODELINDEX']._serialized_start=4364
+  _globals['_REPOSITORYINDEXRESPONSE_MODELINDEX']._serialized_end=4438
+  _globals['_REPOSITORYMODELLOADREQUEST']._serialized_start=4441
+  _globals['_REPOSITORYMODELLOADREQUEST']._serialized_end=4677
+  _globals['_REPOSITORYMODELLOADREQUEST_PARAMETERSENTRY']._serialized_start=4591
+  _globals['_REPOSITORYMODELLOADREQUEST_PARAMETERSENTRY']._serialized_end=4677
+  _globals['_REPOSITORYMODELLOADRESPONSE']._serialized_start=4679
+  _globals['_REPOSITORYMODELLOADRESPONSE']._serialized_end=4708
+  _globals['_REPOSITORYMODELUNLOADREQUEST']._serialized_start=4711
+  _globals['_REPOSITORYMODELUNLOADREQUEST']._serialized_end=4951
+  _globals['_REPOSITORYMODELUNLOADREQUEST_PARAMETERSENTRY']._serialized_start=4591
+  _globals['_REPOSITORYMODELUNLOADREQUEST_PARAMETERSENTRY']._serialized_end=4677
+  _globals['_REPOSITORYMODELUNLOADRESPONSE']._serialized_start=4953
+  _globals['_REPOSITORYMODELUNLOADRESPONSE']._serialized_end=4984
+  _globals['_GRPCINFERENCESERVICE']._serialized_start=5077
+  _globals['_GRPCINFERENCESERVICE']._serialized_end=6132
 # @@protoc_insertion_point(module_scope)

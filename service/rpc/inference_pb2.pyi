@@ -15,7 +15,6 @@ class DataType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TYPE_FP16: _ClassVar[DataType]
     TYPE_FP32: _ClassVar[DataType]
     TYPE_FP64: _ClassVar[DataType]
-
 TYPE_INVALID: DataType
 TYPE_BOOL: DataType
 TYPE_FP16: DataType
@@ -68,9 +67,7 @@ class ServerMetadataResponse(_message.Message):
     name: str
     version: str
     extensions: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(
-        self, name: _Optional[str] = ..., version: _Optional[str] = ..., extensions: _Optional[_Iterable[str]] = ...
-    ) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., extensions: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ModelMetadataRequest(_message.Message):
     __slots__ = ("name", "version")
@@ -90,10 +87,7 @@ class ModelMetadataResponse(_message.Message):
         name: str
         datatype: str
         shape: _containers.RepeatedScalarFieldContainer[int]
-        def __init__(
-            self, name: _Optional[str] = ..., datatype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...
-        ) -> None: ...
-
+        def __init__(self, name: _Optional[str] = ..., datatype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     PLATFORM_FIELD_NUMBER: _ClassVar[int]
@@ -104,14 +98,7 @@ class ModelMetadataResponse(_message.Message):
     platform: str
     inputs: _containers.RepeatedCompositeFieldContainer[ModelMetadataResponse.TensorMetadata]
     outputs: _containers.RepeatedCompositeFieldContainer[ModelMetadataResponse.TensorMetadata]
-    def __init__(
-        self,
-        name: _Optional[str] = ...,
-        versions: _Optional[_Iterable[str]] = ...,
-        platform: _Optional[str] = ...,
-        inputs: _Optional[_Iterable[_Union[ModelMetadataResponse.TensorMetadata, _Mapping]]] = ...,
-        outputs: _Optional[_Iterable[_Union[ModelMetadataResponse.TensorMetadata, _Mapping]]] = ...,
-    ) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., versions: _Optional[_Iterable[str]] = ..., platform: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[ModelMetadataResponse.TensorMetadata, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[ModelMetadataResponse.TensorMetadata, _Mapping]]] = ...) -> None: ...
 
 class InferParameter(_message.Message):
     __slots__ = ("bool_param", "int64_param", "string_param", "double_param", "uint64_param")
@@ -125,26 +112,10 @@ class InferParameter(_message.Message):
     string_param: str
     double_param: float
     uint64_param: int
-    def __init__(
-        self,
-        bool_param: _Optional[bool] = ...,
-        int64_param: _Optional[int] = ...,
-        string_param: _Optional[str] = ...,
-        double_param: _Optional[float] = ...,
-        uint64_param: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, bool_param: _Optional[bool] = ..., int64_param: _Optional[int] = ..., string_param: _Optional[str] = ..., double_param: _Optional[float] = ..., uint64_param: _Optional[int] = ...) -> None: ...
 
 class InferTensorContents(_message.Message):
-    __slots__ = (
-        "bool_contents",
-        "int_contents",
-        "int64_contents",
-        "uint_contents",
-        "uint64_contents",
-        "fp32_contents",
-        "fp64_contents",
-        "bytes_contents",
-    )
+    __slots__ = ("bool_contents", "int_contents", "int64_contents", "uint_contents", "uint64_contents", "fp32_contents", "fp64_contents", "bytes_contents")
     BOOL_CONTENTS_FIELD_NUMBER: _ClassVar[int]
     INT_CONTENTS_FIELD_NUMBER: _ClassVar[int]
     INT64_CONTENTS_FIELD_NUMBER: _ClassVar[int]
@@ -161,17 +132,7 @@ class InferTensorContents(_message.Message):
     fp32_contents: _containers.RepeatedScalarFieldContainer[float]
     fp64_contents: _containers.RepeatedScalarFieldContainer[float]
     bytes_contents: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(
-        self,
-        bool_contents: _Optional[_Iterable[bool]] = ...,
-        int_contents: _Optional[_Iterable[int]] = ...,
-        int64_contents: _Optional[_Iterable[int]] = ...,
-        uint_contents: _Optional[_Iterable[int]] = ...,
-        uint64_contents: _Optional[_Iterable[int]] = ...,
-        fp32_contents: _Optional[_Iterable[float]] = ...,
-        fp64_contents: _Optional[_Iterable[float]] = ...,
-        bytes_contents: _Optional[_Iterable[bytes]] = ...,
-    ) -> None: ...
+    def __init__(self, bool_contents: _Optional[_Iterable[bool]] = ..., int_contents: _Optional[_Iterable[int]] = ..., int64_contents: _Optional[_Iterable[int]] = ..., uint_contents: _Optional[_Iterable[int]] = ..., uint64_contents: _Optional[_Iterable[int]] = ..., fp32_contents: _Optional[_Iterable[float]] = ..., fp64_contents: _Optional[_Iterable[float]] = ..., bytes_contents: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ModelInferRequest(_message.Message):
     __slots__ = ("model_name", "model_version", "id", "parameters", "inputs", "outputs", "raw_input_contents")
@@ -183,10 +144,7 @@ class ModelInferRequest(_message.Message):
             VALUE_FIELD_NUMBER: _ClassVar[int]
             key: str
             value: InferParameter
-            def __init__(
-                self, key: _Optional[str] = ..., value: _Optional[_Union[InferParameter, _Mapping]] = ...
-            ) -> None: ...
-
+            def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[InferParameter, _Mapping]] = ...) -> None: ...
         NAME_FIELD_NUMBER: _ClassVar[int]
         DATATYPE_FIELD_NUMBER: _ClassVar[int]
         SHAPE_FIELD_NUMBER: _ClassVar[int]
@@ -197,15 +155,7 @@ class ModelInferRequest(_message.Message):
         shape: _containers.RepeatedScalarFieldContainer[int]
         parameters: _containers.MessageMap[str, InferParameter]
         contents: InferTensorContents
-        def __init__(
-            self,
-            name: _Optional[str] = ...,
-            datatype: _Optional[str] = ...,
-            shape: _Optional[_Iterable[int]] = ...,
-            parameters: _Optional[_Mapping[str, InferParameter]] = ...,
-            contents: _Optional[_Union[InferTensorContents, _Mapping]] = ...,
-        ) -> None: ...
-
+        def __init__(self, name: _Optional[str] = ..., datatype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., parameters: _Optional[_Mapping[str, InferParameter]] = ..., contents: _Optional[_Union[InferTensorContents, _Mapping]] = ...) -> None: ...
     class InferRequestedOutputTensor(_message.Message):
         __slots__ = ("name", "parameters")
         class ParametersEntry(_message.Message):
@@ -214,28 +164,19 @@ class ModelInferRequest(_message.Message):
             VALUE_FIELD_NUMBER: _ClassVar[int]
             key: str
             value: InferParameter
-            def __init__(
-                self, key: _Optional[str] = ..., value: _Optional[_Union[InferParameter, _Mapping]] = ...
-            ) -> None: ...
-
+            def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[InferParameter, _Mapping]] = ...) -> None: ...
         NAME_FIELD_NUMBER: _ClassVar[int]
         PARAMETERS_FIELD_NUMBER: _ClassVar[int]
         name: str
         parameters: _containers.MessageMap[str, InferParameter]
-        def __init__(
-            self, name: _Optional[str] = ..., parameters: _Optional[_Mapping[str, InferParameter]] = ...
-        ) -> None: ...
-
+        def __init__(self, name: _Optional[str] = ..., parameters: _Optional[_Mapping[str, InferParameter]] = ...) -> None: ...
     class ParametersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
         key: str
         value: InferParameter
-        def __init__(
-            self, key: _Optional[str] = ..., value: _Optional[_Union[InferParameter, _Mapping]] = ...
-        ) -> None: ...
-
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[InferParameter, _Mapping]] = ...) -> None: ...
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
@@ -250,16 +191,7 @@ class ModelInferRequest(_message.Message):
     inputs: _containers.RepeatedCompositeFieldContainer[ModelInferRequest.InferInputTensor]
     outputs: _containers.RepeatedCompositeFieldContainer[ModelInferRequest.InferRequestedOutputTensor]
     raw_input_contents: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(
-        self,
-        model_name: _Optional[str] = ...,
-        model_version: _Optional[str] = ...,
-        id: _Optional[str] = ...,
-        parameters: _Optional[_Mapping[str, InferParameter]] = ...,
-        inputs: _Optional[_Iterable[_Union[ModelInferRequest.InferInputTensor, _Mapping]]] = ...,
-        outputs: _Optional[_Iterable[_Union[ModelInferRequest.InferRequestedOutputTensor, _Mapping]]] = ...,
-        raw_input_contents: _Optional[_Iterable[bytes]] = ...,
-    ) -> None: ...
+    def __init__(self, model_name: _Optional[str] = ..., model_version: _Optional[str] = ..., id: _Optional[str] = ..., parameters: _Optional[_Mapping[str, InferParameter]] = ..., inputs: _Optional[_Iterable[_Union[ModelInferRequest.InferInputTensor, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[ModelInferRequest.InferRequestedOutputTensor, _Mapping]]] = ..., raw_input_contents: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ModelInferResponse(_message.Message):
     __slots__ = ("model_name", "model_version", "id", "parameters", "outputs", "raw_output_contents")
@@ -271,10 +203,7 @@ class ModelInferResponse(_message.Message):
             VALUE_FIELD_NUMBER: _ClassVar[int]
             key: str
             value: InferParameter
-            def __init__(
-                self, key: _Optional[str] = ..., value: _Optional[_Union[InferParameter, _Mapping]] = ...
-            ) -> None: ...
-
+            def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[InferParameter, _Mapping]] = ...) -> None: ...
         NAME_FIELD_NUMBER: _ClassVar[int]
         DATATYPE_FIELD_NUMBER: _ClassVar[int]
         SHAPE_FIELD_NUMBER: _ClassVar[int]
@@ -285,25 +214,14 @@ class ModelInferResponse(_message.Message):
         shape: _containers.RepeatedScalarFieldContainer[int]
         parameters: _containers.MessageMap[str, InferParameter]
         contents: InferTensorContents
-        def __init__(
-            self,
-            name: _Optional[str] = ...,
-            datatype: _Optional[str] = ...,
-            shape: _Optional[_Iterable[int]] = ...,
-            parameters: _Optional[_Mapping[str, InferParameter]] = ...,
-            contents: _Optional[_Union[InferTensorContents, _Mapping]] = ...,
-        ) -> None: ...
-
+        def __init__(self, name: _Optional[str] = ..., datatype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., parameters: _Optional[_Mapping[str, InferParameter]] = ..., contents: _Optional[_Union[InferTensorContents, _Mapping]] = ...) -> None: ...
     class ParametersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
         key: str
         value: InferParameter
-        def __init__(
-            self, key: _Optional[str] = ..., value: _Optional[_Union[InferParameter, _Mapping]] = ...
-        ) -> None: ...
-
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[InferParameter, _Mapping]] = ...) -> None: ...
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
@@ -316,15 +234,7 @@ class ModelInferResponse(_message.Message):
     parameters: _containers.MessageMap[str, InferParameter]
     outputs: _containers.RepeatedCompositeFieldContainer[ModelInferResponse.InferOutputTensor]
     raw_output_contents: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(
-        self,
-        model_name: _Optional[str] = ...,
-        model_version: _Optional[str] = ...,
-        id: _Optional[str] = ...,
-        parameters: _Optional[_Mapping[str, InferParameter]] = ...,
-        outputs: _Optional[_Iterable[_Union[ModelInferResponse.InferOutputTensor, _Mapping]]] = ...,
-        raw_output_contents: _Optional[_Iterable[bytes]] = ...,
-    ) -> None: ...
+    def __init__(self, model_name: _Optional[str] = ..., model_version: _Optional[str] = ..., id: _Optional[str] = ..., parameters: _Optional[_Mapping[str, InferParameter]] = ..., outputs: _Optional[_Iterable[_Union[ModelInferResponse.InferOutputTensor, _Mapping]]] = ..., raw_output_contents: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ModelStreamInferResponse(_message.Message):
     __slots__ = ("error_message", "infer_response")
@@ -332,9 +242,7 @@ class ModelStreamInferResponse(_message.Message):
     INFER_RESPONSE_FIELD_NUMBER: _ClassVar[int]
     error_message: str
     infer_response: ModelInferResponse
-    def __init__(
-        self, error_message: _Optional[str] = ..., infer_response: _Optional[_Union[ModelInferResponse, _Mapping]] = ...
-    ) -> None: ...
+    def __init__(self, error_message: _Optional[str] = ..., infer_response: _Optional[_Union[ModelInferResponse, _Mapping]] = ...) -> None: ...
 
 class ModelConfigRequest(_message.Message):
     __slots__ = ("name", "version")
@@ -360,13 +268,7 @@ class ModelInput(_message.Message):
     data_type: DataType
     dims: _containers.RepeatedScalarFieldContainer[int]
     optional: bool
-    def __init__(
-        self,
-        name: _Optional[str] = ...,
-        data_type: _Optional[_Union[DataType, str]] = ...,
-        dims: _Optional[_Iterable[int]] = ...,
-        optional: _Optional[bool] = ...,
-    ) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., data_type: _Optional[_Union[DataType, str]] = ..., dims: _Optional[_Iterable[int]] = ..., optional: _Optional[bool] = ...) -> None: ...
 
 class ModelOutput(_message.Message):
     __slots__ = ("name", "data_type", "dims")
@@ -376,12 +278,7 @@ class ModelOutput(_message.Message):
     name: str
     data_type: DataType
     dims: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(
-        self,
-        name: _Optional[str] = ...,
-        data_type: _Optional[_Union[DataType, str]] = ...,
-        dims: _Optional[_Iterable[int]] = ...,
-    ) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., data_type: _Optional[_Union[DataType, str]] = ..., dims: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ModelTransactionPolicy(_message.Message):
     __slots__ = ("decoupled",)
@@ -396,16 +293,7 @@ class ModelResponseCache(_message.Message):
     def __init__(self, enable: _Optional[bool] = ...) -> None: ...
 
 class ModelConfig(_message.Message):
-    __slots__ = (
-        "name",
-        "platform",
-        "max_batch_size",
-        "input",
-        "output",
-        "backend",
-        "model_transaction_policy",
-        "response_cache",
-    )
+    __slots__ = ("name", "platform", "max_batch_size", "input", "output", "backend", "model_transaction_policy", "response_cache")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PLATFORM_FIELD_NUMBER: _ClassVar[int]
     MAX_BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -422,17 +310,7 @@ class ModelConfig(_message.Message):
     backend: str
     model_transaction_policy: ModelTransactionPolicy
     response_cache: ModelResponseCache
-    def __init__(
-        self,
-        name: _Optional[str] = ...,
-        platform: _Optional[str] = ...,
-        max_batch_size: _Optional[int] = ...,
-        input: _Optional[_Iterable[_Union[ModelInput, _Mapping]]] = ...,
-        output: _Optional[_Iterable[_Union[ModelOutput, _Mapping]]] = ...,
-        backend: _Optional[str] = ...,
-        model_transaction_policy: _Optional[_Union[ModelTransactionPolicy, _Mapping]] = ...,
-        response_cache: _Optional[_Union[ModelResponseCache, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., platform: _Optional[str] = ..., max_batch_size: _Optional[int] = ..., input: _Optional[_Iterable[_Union[ModelInput, _Mapping]]] = ..., output: _Optional[_Iterable[_Union[ModelOutput, _Mapping]]] = ..., backend: _Optional[str] = ..., model_transaction_policy: _Optional[_Union[ModelTransactionPolicy, _Mapping]] = ..., response_cache: _Optional[_Union[ModelResponseCache, _Mapping]] = ...) -> None: ...
 
 class ModelStatisticsRequest(_message.Message):
     __slots__ = ("name", "version")
@@ -451,16 +329,7 @@ class StatisticDuration(_message.Message):
     def __init__(self, count: _Optional[int] = ..., ns: _Optional[int] = ...) -> None: ...
 
 class InferStatistics(_message.Message):
-    __slots__ = (
-        "success",
-        "fail",
-        "queue",
-        "compute_input",
-        "compute_infer",
-        "compute_output",
-        "cache_hit",
-        "cache_miss",
-    )
+    __slots__ = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
     SUCCESS_FIELD_NUMBER: _ClassVar[int]
     FAIL_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
@@ -477,17 +346,7 @@ class InferStatistics(_message.Message):
     compute_output: StatisticDuration
     cache_hit: StatisticDuration
     cache_miss: StatisticDuration
-    def __init__(
-        self,
-        success: _Optional[_Union[StatisticDuration, _Mapping]] = ...,
-        fail: _Optional[_Union[StatisticDuration, _Mapping]] = ...,
-        queue: _Optional[_Union[StatisticDuration, _Mapping]] = ...,
-        compute_input: _Optional[_Union[StatisticDuration, _Mapping]] = ...,
-        compute_infer: _Optional[_Union[StatisticDuration, _Mapping]] = ...,
-        compute_output: _Optional[_Union[StatisticDuration, _Mapping]] = ...,
-        cache_hit: _Optional[_Union[StatisticDuration, _Mapping]] = ...,
-        cache_miss: _Optional[_Union[StatisticDuration, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, success: _Optional[_Union[StatisticDuration, _Mapping]] = ..., fail: _Optional[_Union[StatisticDuration, _Mapping]] = ..., queue: _Optional[_Union[StatisticDuration, _Mapping]] = ..., compute_input: _Optional[_Union[StatisticDuration, _Mapping]] = ..., compute_infer: _Optional[_Union[StatisticDuration, _Mapping]] = ..., compute_output: _Optional[_Union[StatisticDuration, _Mapping]] = ..., cache_hit: _Optional[_Union[StatisticDuration, _Mapping]] = ..., cache_miss: _Optional[_Union[StatisticDuration, _Mapping]] = ...) -> None: ...
 
 class ModelStatistics(_message.Message):
     __slots__ = ("name", "version", "last_inference", "inference_count", "execution_count", "inference_stats")
@@ -503,15 +362,7 @@ class ModelStatistics(_message.Message):
     inference_count: int
     execution_count: int
     inference_stats: InferStatistics
-    def __init__(
-        self,
-        name: _Optional[str] = ...,
-        version: _Optional[str] = ...,
-        last_inference: _Optional[int] = ...,
-        inference_count: _Optional[int] = ...,
-        execution_count: _Optional[int] = ...,
-        inference_stats: _Optional[_Union[InferStatistics, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., last_inference: _Optional[int] = ..., inference_count: _Optional[int] = ..., execution_count: _Optional[int] = ..., inference_stats: _Optional[_Union[InferStatistics, _Mapping]] = ...) -> None: ...
 
 class ModelStatisticsResponse(_message.Message):
     __slots__ = ("model_stats",)
@@ -529,13 +380,7 @@ class ModelRepositoryParameter(_message.Message):
     int64_param: int
     string_param: str
     bytes_param: bytes
-    def __init__(
-        self,
-        bool_param: _Optional[bool] = ...,
-        int64_param: _Optional[int] = ...,
-        string_param: _Optional[str] = ...,
-        bytes_param: _Optional[bytes] = ...,
-    ) -> None: ...
+    def __init__(self, bool_param: _Optional[bool] = ..., int64_param: _Optional[int] = ..., string_param: _Optional[str] = ..., bytes_param: _Optional[bytes] = ...) -> None: ...
 
 class RepositoryIndexRequest(_message.Message):
     __slots__ = ("repository_name", "ready")
@@ -557,19 +402,10 @@ class RepositoryIndexResponse(_message.Message):
         version: str
         state: str
         reason: str
-        def __init__(
-            self,
-            name: _Optional[str] = ...,
-            version: _Optional[str] = ...,
-            state: _Optional[str] = ...,
-            reason: _Optional[str] = ...,
-        ) -> None: ...
-
+        def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
     MODELS_FIELD_NUMBER: _ClassVar[int]
     models: _containers.RepeatedCompositeFieldContainer[RepositoryIndexResponse.ModelIndex]
-    def __init__(
-        self, models: _Optional[_Iterable[_Union[RepositoryIndexResponse.ModelIndex, _Mapping]]] = ...
-    ) -> None: ...
+    def __init__(self, models: _Optional[_Iterable[_Union[RepositoryIndexResponse.ModelIndex, _Mapping]]] = ...) -> None: ...
 
 class RepositoryModelLoadRequest(_message.Message):
     __slots__ = ("repository_name", "model_name", "parameters")
@@ -579,22 +415,14 @@ class RepositoryModelLoadRequest(_message.Message):
         VALUE_FIELD_NUMBER: _ClassVar[int]
         key: str
         value: ModelRepositoryParameter
-        def __init__(
-            self, key: _Optional[str] = ..., value: _Optional[_Union[ModelRepositoryParameter, _Mapping]] = ...
-        ) -> None: ...
-
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[ModelRepositoryParameter, _Mapping]] = ...) -> None: ...
     REPOSITORY_NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     repository_name: str
     model_name: str
     parameters: _containers.MessageMap[str, ModelRepositoryParameter]
-    def __init__(
-        self,
-        repository_name: _Optional[str] = ...,
-        model_name: _Optional[str] = ...,
-        parameters: _Optional[_Mapping[str, ModelRepositoryParameter]] = ...,
-    ) -> None: ...
+    def __init__(self, repository_name: _Optional[str] = ..., model_name: _Optional[str] = ..., parameters: _Optional[_Mapping[str, ModelRepositoryParameter]] = ...) -> None: ...
 
 class RepositoryModelLoadResponse(_message.Message):
     __slots__ = ()
@@ -608,22 +436,14 @@ class RepositoryModelUnloadRequest(_message.Message):
         VALUE_FIELD_NUMBER: _ClassVar[int]
         key: str
         value: ModelRepositoryParameter
-        def __init__(
-            self, key: _Optional[str] = ..., value: _Optional[_Union[ModelRepositoryParameter, _Mapping]] = ...
-        ) -> None: ...
-
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[ModelRepositoryParameter, _Mapping]] = ...) -> None: ...
     REPOSITORY_NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     repository_name: str
     model_name: str
     parameters: _containers.MessageMap[str, ModelRepositoryParameter]
-    def __init__(
-        self,
-        repository_name: _Optional[str] = ...,
-        model_name: _Optional[str] = ...,
-        parameters: _Optional[_Mapping[str, ModelRepositoryParameter]] = ...,
-    ) -> None: ...
+    def __init__(self, repository_name: _Optional[str] = ..., model_name: _Optional[str] = ..., parameters: _Optional[_Mapping[str, ModelRepositoryParameter]] = ...) -> None: ...
 
 class RepositoryModelUnloadResponse(_message.Message):
     __slots__ = ()

@@ -31,7 +31,7 @@ from wire import NPY, SAFETENSORS, bits, call, npy, safetensors_file
 from models.repository import ModelEntry, builtin
 from models.types import TENSOR_NAMES
 from service.errors import NotFound
-from service.problems import MOST_TEXT
+from service.problems import MOST_TEXT, RPC_CODE
 from service.rpc import health_pb2 as our_health
 from service.rpc import inference_pb2 as ours
 from service.rpc.calls import MOST_DETAILS, address, coding_of, details_of
@@ -699,6 +699,34 @@ def test_nobody_pays_for_grpc_who_does_not_serve_it():
     code = "import sys, service.cli, service.server; sys.exit('grpc' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0
+
+
+# ---- the page
+
+
+PAGE = (ROOT / "docs/v2.md").read_text()
+
+
+def test_the_python_example_of_the_page_works(own: Server, capsys: pytest.CaptureFixture[str]):
+    _, code = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    scope: dict[str, Any] = {}
+
+    exec(code.replace("127.0.0.1:8001", own.grpc), scope)
+
+    scope["client"].close()
+    numbers = capsys.readouterr().out.replace("[", "").replace("]", "").split()
+    assert np.array(numbers, float).round(6).tolist() == [1] * 16
+
+
+def test_the_page_names_every_method_and_every_code():
+    section = PAGE[PAGE.index("## gRPC") : PAGE.index("## What is not offered")]
+    methods = ours.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name
+    methods_named, codes_named = (part.split("| --- |")[0] for part in section.split("| --- | --- |")[1:])
+
+    first_cells = re.findall(r"^\| (.*?) \|", methods_named, re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", " ".join(first_cells))) == set(methods)
+    codes = set(re.findall(r"`([A-Z_]+)`", codes_named.split("\n\n")[0]))
+    assert codes == set(RPC_CODE.values()) - {"CANCELLED"} | {"UNIMPLEMENTED"}
 
 
 # ---- small parts
