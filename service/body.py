@@ -77,7 +77,7 @@ class Intake:
         length = exchange.header(b"content-length")
         if length.isdecimal() and int(length) > self._most:
             exchange.close = True  # the rest of the body will not be read
-            raise self.too_large()
+            raise self._too_large()
         raw = await self._receive(exchange, receive, deadline)
         return await self.expanded(raw, coding) if coding in codings else raw
 
@@ -118,7 +118,7 @@ class Intake:
     def _check(self, size: int, exchange: Exchange) -> None:
         if size > self._most:
             exchange.close = True
-            raise self.too_large()
+            raise self._too_large()
         if self._held > self._together:
             exchange.close = True
             self._metrics.rejected.labels("bytes").inc()
@@ -131,12 +131,11 @@ class Intake:
         for piece in pieces:
             size += len(piece)
             if size > self._most:
-                raise self.too_large()
+                raise self._too_large()
             found.append(piece)
         return b"".join(found)
 
-    def too_large(self) -> TooLarge:
-        """The error of a body that is, counted."""
+    def _too_large(self) -> TooLarge:
         self._metrics.rejected.labels("body").inc()
         return TooLarge(
             f"the body is larger than {self._most // MIB} MiB after decompression; send fewer tokens at a time, or a "

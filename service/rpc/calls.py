@@ -8,7 +8,7 @@ from urllib.parse import quote, unquote
 import grpc
 
 from models.errors import AttentionError
-from service.errors import Draining
+from service.errors import DeadlineExceeded, Draining, TooLarge
 from service.observe import Exchange, begun, ended, ours
 from service.problems import OPEN_INFERENCE, outcome_of, problem, rpc_code_of, status_of, text_of, type_of
 from service.runtime import Runtime
@@ -128,7 +128,11 @@ class Calls:
         """The one message of a call, decompressed here, where that has a limit."""
         message = await context.read()
         if message is grpc.aio.EOF:
-            raise self.runtime.intake.too_large()  # gRPC keeps to itself what is larger than allowed
+            if context.time_remaining() == 0:
+                raise DeadlineExceeded("the deadline passed before the message had come")
+            # gRPC answers by itself what is larger than allowed, and hides it; that none was sent looks the same.
+            self.runtime.metrics.rejected.labels("body").inc()
+            raise TooLarge(f"no message came that has at most {self.runtime.settings.max_body_mib} MiB")
         return await self._expanded(message)
 
     async def next(self, context: Any) -> Read | None:

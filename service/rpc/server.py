@@ -1,5 +1,7 @@
 """The server: `grpc.aio` on the event loop of everything else."""
 
+import logging
+
 import grpc
 
 from service.errors import ConfigurationError
@@ -10,6 +12,11 @@ from service.settings import MIB, Settings
 
 STOP_S = 1.0
 """Longest wait for answers to be written once everything has been computed."""
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a log line of gRPC's says more than that a client left, or refused an answer, while that was sent."""
+    return not record.getMessage().startswith("ExecuteBatchError raised in core by servicer method")
 
 
 class RpcServer:
@@ -49,6 +56,7 @@ class RpcServer:
 
     async def start(self) -> None:
         """Listen; what is asked before the models are loaded is told so."""
+        logging.getLogger("grpc._cython.cygrpc").addFilter(_is_news)
         await self._server.start()
 
     async def stop(self) -> None:

@@ -471,6 +471,21 @@ def test_messages_have_a_limit_before_and_after_decompression(own: Server, clien
     until(lambda: samples(own)[name] == before[name] + 2)
 
 
+def test_a_call_without_a_message_is_refused(channel: grpc.Channel):
+    with pytest.raises(grpc.RpcError) as caught:
+        channel.stream_unary(INFER)(iter([]))
+
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert caught.value.details() == "no message came that has at most 4 MiB"
+
+
+def test_what_is_not_served_is_unimplemented(client: Any):
+    with pytest.raises(InferenceServerException) as caught:
+        client.get_trace_settings()
+
+    assert status_and_text(caught)[0] == "UNIMPLEMENTED"
+
+
 def test_deadlines_are_grpcs_and_the_requests(own: Server, client: Any):
     """Both drop what is queued; gRPC's is the client's own, and it says so itself."""
     x = draw("lesson", 4)
