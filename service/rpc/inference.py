@@ -126,11 +126,10 @@ class _Methods:
     async def stream_infer(self, _: Any, context: Any) -> None:
         """Requests of a stream one after the other, each counted by itself."""
         while True:
-            exchange = RpcExchange(context, STREAM)
             try:
                 read = await self._calls.next(context)
             except AttentionError as error:
-                await abort(context, exchange, error)
+                await abort(context, RpcExchange(context, STREAM), error)
             if read is None:
                 return
             exchange = RpcExchange(context, STREAM)

@@ -479,6 +479,22 @@ def test_a_call_without_a_message_is_refused(channel: grpc.Channel):
     assert caught.value.details() == "no message came that has at most 4 MiB"
 
 
+@contextmanager
+def unsent() -> Iterator[Iterator[bytes]]:
+    """A message that does not come."""
+    sent = threading.Event()
+    yield iter(lambda: bytes(not sent.wait(60)), b"")
+    sent.set()
+
+
+def test_a_message_that_does_not_come_is_given_up(channel: grpc.Channel):
+    with unsent() as message, pytest.raises(grpc.RpcError) as caught:
+        channel.stream_unary(INFER)(message, metadata=(("x-request-timeout-ms", "100"),))
+
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert caught.value.details() == "the deadline passed with 0 bytes of the body received"
+
+
 def test_what_is_not_served_is_unimplemented(client: Any):
     with pytest.raises(InferenceServerException) as caught:
         client.get_trace_settings()
@@ -547,6 +563,9 @@ def test_keys_and_rates_hold(artifacts: Path):
             with pytest.raises(InferenceServerException, match="nobody may do this here") as caught:
                 client.load_model("lesson", headers={"x-api-key": "secret"})
             assert caught.value.status() == "StatusCode.PERMISSION_DENIED"
+            with unsent() as message, pytest.raises(grpc.RpcError) as before:
+                channel.stream_unary(INFER)(message)
+            assert before.value.code() is grpc.StatusCode.UNAUTHENTICATED  # and the message has not come
             errors: queue.Queue[Any] = queue.Queue()
             client.start_stream(lambda result, error: errors.put(error))
             client.async_stream_infer("lesson", x)
