@@ -203,7 +203,7 @@ def _places(inputs: Tensor) -> Tensor:
     """0, 1, … n - 1 for (b, n, d) inputs, float64.
 
     Counted from the inputs' own numbers, not from their shape: an exporter takes a length from whichever input it
-    likes, and `models.export` takes masks and biases out.
+    likes, and `models.graphs` takes masks and biases out.
     """
     return (inputs[0, :, 0] * 0 + 1).to(torch.float64).cumsum(0) - 1
 

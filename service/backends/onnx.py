@@ -12,7 +12,7 @@ import onnxruntime as ort
 from onnx import ModelProto
 
 from models.encoder_spec import EncoderSpec, encoder_tensor_names, placed
-from models.export import Variant, attending, fused, narrow, specialise
+from models.graphs import Variant, attending, fused, narrow, specialise
 from models.repository import EncoderEntry, ModelEntry
 from models.store import ArtifactStore
 from models.types import F32, Array, Bool

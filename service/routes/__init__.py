@@ -5,6 +5,7 @@ from fastapi import APIRouter
 from service.routes import health, models, pages, v2
 from service.routes.attention import AttentionRoute
 from service.routes.base import RawRoute
+from service.routes.infer import InferRoute, VersionedInferRoute
 from service.routes.text import TextRoute
 from service.runtime import Runtime
 
@@ -16,4 +17,4 @@ def routers(runtime: Runtime) -> list[APIRouter]:
 
 def raw_routes(runtime: Runtime) -> list[RawRoute]:
     """Tensor endpoints, served without it."""
-    return [AttentionRoute(runtime), TextRoute(runtime), v2.InferRoute(runtime), v2.VersionedInferRoute(runtime)]
+    return [AttentionRoute(runtime), TextRoute(runtime), InferRoute(runtime), VersionedInferRoute(runtime)]

@@ -6,6 +6,7 @@ from typing import Any
 import grpc
 
 from models.errors import AttentionError
+from service import protocol
 from service.catalog import LoadedModel
 from service.codecs import v2 as codec
 from service.engine import LocalEngine, Submission
@@ -13,7 +14,6 @@ from service.errors import Forbidden, NotFound, NotReady, Unauthorized
 from service.messages import AttentionOutput
 from service.metrics import package_version
 from service.observe import Exchange, Message, Scope
-from service.routes import v2
 from service.routes.tensors import Call, TensorEndpoint, Written
 from service.rpc.calls import Calls, Read, RpcExchange, abort, details_of
 from service.rpc.inference_pb2 import (
@@ -75,7 +75,7 @@ class _Infer(Call):
 
     def read(self, body: bytes) -> codec.InferRequest:
         message: ModelInferRequest = parsed(ModelInferRequest, body)
-        name = v2.name_of(message.model_name, message.model_version)
+        name = protocol.name_of(message.model_name, message.model_version)
         self.statistics = self._engine.catalog.layer(name).statistics
         return decode(message, name)
 
@@ -152,7 +152,7 @@ class _Methods:
     async def model_ready(self, _: RpcExchange, read: Read) -> ModelReadyResponse:
         request = parsed(ModelReadyRequest, await read())
         try:
-            v2.check_ready(self._runtime)
+            protocol.check_ready(self._runtime)
             self._layer(request)
         except (NotReady, NotFound):
             return ModelReadyResponse(ready=False)
@@ -160,45 +160,45 @@ class _Methods:
 
     async def server_metadata(self, _: RpcExchange, read: Read) -> ServerMetadataResponse:
         parsed(ServerMetadataRequest, await read())
-        found = v2.ServerMetadata(version=package_version())
+        found = protocol.ServerMetadata(version=package_version())
         return filled(ServerMetadataResponse(), found)
 
     async def model_metadata(self, _: RpcExchange, read: Read) -> ModelMetadataResponse:
         layer = self._layer(parsed(ModelMetadataRequest, await read()))
-        return filled(ModelMetadataResponse(), v2.metadata_of(self._runtime, layer))
+        return filled(ModelMetadataResponse(), protocol.metadata_of(self._runtime, layer))
 
     async def model_config(self, _: RpcExchange, read: Read) -> ModelConfigResponse:
         layer = self._layer(parsed(ModelConfigRequest, await read()))
         answer = ModelConfigResponse()
-        filled(answer.config, v2.config_of(self._runtime, layer))
+        filled(answer.config, protocol.config_of(self._runtime, layer))
         return answer
 
     async def model_statistics(self, _: RpcExchange, read: Read) -> ModelStatisticsResponse:
         request = parsed(ModelStatisticsRequest, await read())
-        layers = [self._layer(request)] if request.name else v2.layers_of(self._runtime)
-        found = v2.StatisticsAnswer(model_stats=[v2.statistics_of(layer) for layer in layers])
+        layers = [self._layer(request)] if request.name else protocol.layers_of(self._runtime)
+        found = protocol.StatisticsAnswer(model_stats=[protocol.statistics_of(layer) for layer in layers])
         return filled(ModelStatisticsResponse(), found)
 
     async def repository_index(self, _: RpcExchange, read: Read) -> RepositoryIndexResponse:
         request = parsed(RepositoryIndexRequest, await read())
         answer = RepositoryIndexResponse()
-        for model in await v2.index_of(self._runtime, only_ready=request.ready):
+        for model in await protocol.index_of(self._runtime, only_ready=request.ready):
             filled(answer.models.add(), model)
         return answer
 
     async def repository_load(self, exchange: RpcExchange, read: Read) -> RepositoryModelLoadResponse:
         catalog = self._runtime.changeable(exchange)
         request = parsed(RepositoryModelLoadRequest, await read())
-        v2.check_load(parameters_of(request.parameters, "/parameters"))
+        protocol.check_load(parameters_of(request.parameters, "/parameters"))
         await self._runtime.loader.load(catalog, request.model_name)
         return RepositoryModelLoadResponse()
 
     async def repository_unload(self, exchange: RpcExchange, read: Read) -> RepositoryModelUnloadResponse:
         catalog = self._runtime.changeable(exchange)
         request = parsed(RepositoryModelUnloadRequest, await read())
-        v2.check_unload(parameters_of(request.parameters, "/parameters"))
+        protocol.check_unload(parameters_of(request.parameters, "/parameters"))
         await self._runtime.loader.unload(catalog, request.model_name)
         return RepositoryModelUnloadResponse()
 
     def _layer(self, request: Any) -> LoadedModel:
-        return self._runtime.engine.catalog.layer(v2.name_of(request.name, request.version))
+        return self._runtime.engine.catalog.layer(protocol.name_of(request.name, request.version))

@@ -15,7 +15,8 @@ from models.encoder_reference import encode, hidden_states
 from models.encoder_spec import EncoderSpec, encoder_tensor_names, parse_encoder_spec
 from models.encoder_weights import checked, load, save
 from models.errors import ArtifactError, InvalidInput, InvalidModel, ShapeMismatch
-from models.export import OPSET, export_encoder, narrow
+from models.export import OPSET, export_encoder
+from models.graphs import narrow
 from models.spec import AttentionSpec
 from models.store import ArtifactStore
 from models.types import ALL_TENSOR_NAMES

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from models.errors import ArtifactError
-from models.export import OPSET, Variant, checked, export_layer, export_projections, specialise
+from models.export import OPSET, export_layer, export_projections
+from models.graphs import Variant, checked, specialise
 from models.types import TENSOR_NAMES, SequenceInput
 from tests.contract.layers import LAYERS, assert_close, by_reference, draw_sequence, make_layer, seeing_all
 

@@ -25,7 +25,7 @@ from models.types import TENSOR_NAMES
 from models.weights import seeded
 from service.app import create_app
 from service.codecs.v2 import PARAMETERS
-from service.routes import v2
+from service.routes.infer import EXAMPLE
 from service.settings import Settings
 
 pytestmark = pytest.mark.server
@@ -316,7 +316,7 @@ def test_the_async_client_is_served_too(server: Server):
 
 
 def test_an_answer_has_the_headers_of_every_other(server: Server):
-    body = json.dumps(v2.EXAMPLE).encode()
+    body = json.dumps(EXAMPLE).encode()
 
     reply = post(server, "/v2/models/lesson/infer", body, X_Request_Id="mine", Content_Type="text/plain")
 
@@ -399,7 +399,7 @@ def ask(settings: Settings, method: str, path: str, drain: bool = False, **heade
     if drain:
         app.runtime.begin_drain()
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return asyncio.run(asgi(app, method, path, json.dumps(v2.EXAMPLE).encode(), named))
+    return asyncio.run(asgi(app, method, path, json.dumps(EXAMPLE).encode(), named))
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ from wire import bits
 
 from models.errors import AttentionError, NonFinite, ShapeMismatch
 from service.backends.base import BackendInfo
-from service.codecs import v2
+from service.codecs import v2, v2_rest
 from service.codecs.base import MOST_SEQUENCES
+from service.codecs.v2_document import FAST_FROM
 from service.errors import (
     ConflictingFields,
     InvalidOption,
@@ -45,7 +46,7 @@ def document(*inputs: Any, **fields: Any) -> bytes:
 
 
 def decode(body: bytes, length: str = "") -> v2.InferRequest:
-    return v2.decode(body, length, "lesson")
+    return v2_rest.decode(body, length, "lesson")
 
 
 def with_binary(*arrays: tuple[str, np.ndarray], tail: bytes = b"", **fields: Any) -> tuple[bytes, str]:
@@ -286,7 +287,7 @@ def test_a_number_that_is_not_finite_is_named_by_its_place(value: float):
 # ---- what is refused: the document
 
 
-@pytest.mark.parametrize("padding", [0, v2.FAST_FROM])
+@pytest.mark.parametrize("padding", [0, FAST_FROM])
 @pytest.mark.parametrize(
     ("data", "kind", "pointer"),
     [
@@ -324,7 +325,7 @@ def test_data_that_does_not_fit_is_refused_with_its_place(
 
 
 @pytest.mark.parametrize("data", [[1, 0, 1, 1], [True, False, True, 1], [[1.0, 0.0], [1.0, 1.0]], ["true"] * 4])
-@pytest.mark.parametrize("padding", [0, v2.FAST_FROM])
+@pytest.mark.parametrize("padding", [0, FAST_FROM])
 def test_a_mask_is_of_booleans(data: Any, padding: int):
     body = document(tensor(X), tensor(np.tri(2, dtype=bool), "attn_mask", data=data)) + b" " * padding
 
@@ -409,7 +410,7 @@ def test_more_sequences_than_anyone_takes_apart_are_refused_at_once():
 @pytest.mark.parametrize("depth", [100, 100_000])
 def test_deep_nesting_is_refused(field: str, depth: int):
     """It is what breaks readers that descend."""
-    body = b'{"%s": %s%s%s}' % (field.encode(), b"[" * depth, b"]" * depth, b" " * v2.FAST_FROM)
+    body = b'{"%s": %s%s%s}' % (field.encode(), b"[" * depth, b"]" * depth, b" " * FAST_FROM)
     with pytest.raises((WrongType, Unparsable)):
         decode(body)
     deep = b'{"inputs": [{"name": "inputs", "shape": [1, 1], "datatype": "FP32", "data": %s1%s}]}'
@@ -420,7 +421,7 @@ def test_deep_nesting_is_refused(field: str, depth: int):
 # ---- whatever comes
 
 
-LONG = document() + b" " * v2.FAST_FROM
+LONG = document() + b" " * FAST_FROM
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(**finite) | st.text(max_size=6),
@@ -438,7 +439,7 @@ def test_nothing_but_errors_of_ours_comes_out_of_a_strange_document(field: str, 
     """Any value in any place."""
     whole: dict[str, Any] = json.loads(document(parameters={"scale": 1.0}, outputs=[{"name": "key"}], id="x"))
     (whole if field in whole or field == "x" else whole["inputs"][0])[field] = value
-    body = json.dumps(whole).encode() + b" " * (v2.FAST_FROM if long else 0)
+    body = json.dumps(whole).encode() + b" " * (FAST_FROM if long else 0)
     with contextlib.suppress(AttentionError):
         decode(body, length)
 
@@ -474,7 +475,7 @@ def test_both_ways_of_reading_say_the_same(data: Any):
         except AttentionError as error:
             return type(error)
 
-    assert outcome(body) == outcome(body + b" " * v2.FAST_FROM)
+    assert outcome(body) == outcome(body + b" " * FAST_FROM)
 
 
 # ---- answers
@@ -498,7 +499,7 @@ def asked(outputs: list[str], binary: set[str], **fields: Any) -> v2.InferReques
 
 def test_an_answer_in_json_is_flat_and_in_the_order_asked_for():
     """A masked score is null, as -Infinity is no JSON."""
-    body, length = v2.encode(asked(["scores", "outputs"], set(), id="me"), output())
+    body, length = v2_rest.encode(asked(["scores", "outputs"], set(), id="me"), output())
 
     assert length is None
     assert json.loads(body) == {
@@ -514,7 +515,7 @@ def test_an_answer_in_json_is_flat_and_in_the_order_asked_for():
 def test_binary_tensors_follow_the_document_in_its_order():
     """Mixed with one in JSON; a stack has its axis in front."""
     whole = output("stack")
-    body, length = v2.encode(asked(["weights", "outputs", "scores"], {"weights", "scores"}), whole)
+    body, length = v2_rest.encode(asked(["weights", "outputs", "scores"], {"weights", "scores"}), whole)
 
     assert length is not None
     head = json.loads(body[:length])
@@ -533,8 +534,8 @@ def test_views_of_what_was_computed_are_packed():
     whole = output()
     whole.answers[0]["outputs"] = np.arange(6, dtype=np.float32).reshape(3, 2).T
 
-    body, length = v2.encode(asked(["outputs"], {"outputs"}), whole)
-    flat, _ = v2.encode(asked(["outputs"], set()), whole)
+    body, length = v2_rest.encode(asked(["outputs"], {"outputs"}), whole)
+    flat, _ = v2_rest.encode(asked(["outputs"], set()), whole)
 
     assert body[length:] == bits(np.arange(6, dtype=np.float32).reshape(3, 2).T)
     assert json.loads(flat)["outputs"][0]["data"] == [0.0, 2.0, 4.0, 1.0, 3.0, 5.0]
@@ -542,8 +543,8 @@ def test_views_of_what_was_computed_are_packed():
 
 def test_rows_that_see_nothing_are_named():
     """A parameter is no list, so it is the text of one."""
-    one, _ = v2.encode(asked(["outputs"], set()), output(dead=[[1]]))
-    two, _ = v2.encode(asked(["outputs"], set()), output("stack", dead=[[], [0, 1]]))
+    one, _ = v2_rest.encode(asked(["outputs"], set()), output(dead=[[1]]))
+    two, _ = v2_rest.encode(asked(["outputs"], set()), output("stack", dead=[[], [0, 1]]))
 
     assert json.loads(one)["parameters"]["fully_masked_rows"] == "[1]"
     assert json.loads(two)["parameters"]["fully_masked_rows"] == "[[],[0,1]]"

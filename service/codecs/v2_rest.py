@@ -1,0 +1,263 @@
+"""The Open Inference Protocol, version 2, over REST: in JSON, or in JSON with tensors in binary behind it.
+
+With the binary tensor data extension the bytes of tensors follow the document, back to back in its order, and a header,
+`Inference-Header-Content-Length`, says where they begin.
+
+Sources: https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md and
+https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import orjson
+
+from models.errors import ShapeMismatch
+from models.types import ALL_TENSOR_NAMES, Array
+from service.codecs.base import check_count, reshaped
+from service.codecs.strict_json import escaped, json_type
+from service.codecs.v2 import (
+    ANSWERED,
+    DATATYPES,
+    DEFAULT_OUTPUTS,
+    MOST_OUTPUTS,
+    InferRequest,
+    answer_parameters,
+    check_described,
+    checked_id,
+    request,
+    tensors,
+)
+from service.codecs.v2_document import document_of
+from service.errors import ConflictingFields, InvalidOption, UnknownField, Unparsable, WrongType
+from service.messages import AttentionOutput
+
+
+def decode(body: bytes, header_length: str, model: str) -> InferRequest:
+    """The request in a body.
+
+    Args:
+        body: not compressed.
+        header_length: value of `Inference-Header-Content-Length`; empty if the whole body is JSON.
+        model: `name` or `name@version`.
+
+    Raises:
+        Unparsable: if the body is no JSON document, or the bytes behind it are not those it speaks of.
+        InvalidInput: if it is, but means something that cannot be computed; the error names the place.
+    """
+    text, rest = _split(body, header_length)
+    document = document_of(text)
+    for name in document:
+        if name not in ("id", "parameters", "inputs", "outputs"):
+            raise UnknownField.at(f"/{escaped(name)}", "no such field; known are id, parameters, inputs, outputs")
+    parameters = dict(_object(document.get("parameters", {}), "/parameters"))
+    binary_default = _flag(parameters, "binary_data_output", "", default=False)
+    outputs = _outputs(document.get("outputs", []), binary_default)
+    if not outputs:
+        outputs = dict.fromkeys(DEFAULT_OUTPUTS, binary_default)
+    given = _inputs(document.get("inputs"), rest)
+    binary = frozenset(name for name, is_binary in outputs.items() if is_binary)
+    return request(model, given, parameters, tuple(outputs), binary, checked_id(document.get("id", "")))
+
+
+def encode(asked: InferRequest, output: AttentionOutput) -> tuple[bytes, int | None]:
+    """The answer's body, and the length of its JSON part where tensors follow it."""
+    name, version = output.model
+    document: dict[str, Any] = {"model_name": name, "model_version": version}
+    if asked.id:
+        document["id"] = asked.id
+    document["parameters"] = answer_parameters(output)
+    document["outputs"] = described = []
+    parts: list[bytes | memoryview] = [b""]
+    for name, tensor in tensors(output, asked.outputs).items():
+        entry: dict[str, Any] = {"name": name, "datatype": ANSWERED, "shape": tensor.shape}
+        packed = np.ascontiguousarray(tensor)
+        if name in asked.binary:
+            entry["parameters"] = {"binary_data_size": packed.nbytes}
+            parts.append(packed.data.cast("B"))
+        else:
+            entry["data"] = packed.reshape(-1)
+        described.append(entry)
+    parts[0] = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    return b"".join(parts), len(parts[0]) if asked.binary else None
+
+
+def _split(body: bytes, header_length: str) -> tuple[bytes, memoryview]:
+    """The JSON part of a body, and the rest."""
+    if not header_length:
+        return body, memoryview(b"")
+    if not header_length.isdecimal() or len(header_length) > 12:
+        raise Unparsable(f"Inference-Header-Content-Length: expected a number of bytes, got {header_length[:64]!r}")
+    length = int(header_length)
+    if length > len(body):
+        raise Unparsable(f"Inference-Header-Content-Length is {length}, but the body has {len(body)} bytes")
+    if not length:
+        raise Unparsable(
+            "Inference-Header-Content-Length is 0, which announces one tensor without a JSON part; that is for models "
+            "of one input with one variable axis, and inputs here has two"
+        )
+    view = memoryview(body)
+    return bytes(view[:length]), view[length:]
+
+
+def _inputs(value: Any, rest: memoryview) -> dict[str, Array]:
+    """Every input by name; the binary ones are views into `rest`, which they use up."""
+    if not isinstance(value, list):
+        raise WrongType.at("/inputs", f"expected a list of tensors, got {json_type(value)}")
+    check_count(len(value), "/inputs")
+    found: dict[str, Array] = {}
+    used = 0
+    for i, item in enumerate(value):
+        tensor = _Described.of(item, f"/inputs/{i}")
+        if tensor.name in found:
+            raise ConflictingFields.at(f"/{tensor.name}", "the tensor is given twice")
+        if tensor.size is None:
+            found[tensor.name] = _from_json(tensor)
+            continue
+        if used + tensor.size > len(rest):
+            raise Unparsable(
+                f"{tensor.name}: its binary_data_size is {tensor.size}, but {len(rest) - used} bytes are left behind "
+                "the JSON part; Inference-Header-Content-Length says where that ends"
+            )
+        flat = np.frombuffer(rest[used : used + tensor.size], DATATYPES[tensor.datatype])
+        found[tensor.name] = reshaped(flat, tensor.shape, f"/{tensor.name}")
+        used += tensor.size
+    if used != len(rest):
+        raise Unparsable(f"{len(rest) - used} bytes follow the last binary tensor")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """An input as its JSON describes it.
+
+    Attributes:
+        size: bytes of its binary data, which is what the shape takes; None if `data` holds it.
+    """
+
+    name: str
+    shape: list[int]
+    datatype: str
+    size: int | None
+    data: Any = field(repr=False)
+
+    @classmethod
+    def of(cls, item: Any, pointer: str) -> "_Described":
+        entry = _object(item, pointer)
+        for key in entry:
+            if key not in ("name", "shape", "datatype", "parameters", "data"):
+                known = "name, shape, datatype, parameters, data"
+                raise UnknownField.at(f"{pointer}/{escaped(key)}", f"no such field; known are {known}")
+        given: list[Any] = [entry.get(key) for key in ("name", "shape", "datatype")]
+        name, shape, datatype = given
+        check_described(name, shape, datatype, pointer)
+        parameters = _object(entry.get("parameters", {}), f"{pointer}/parameters")
+        for key in parameters:
+            if key != "binary_data_size":
+                where = f"{pointer}/parameters/{escaped(key)}"
+                raise UnknownField.at(where, f"{name}: no such parameter; known is binary_data_size")
+        size = parameters.get("binary_data_size")
+        if size is None and "data" not in entry:
+            raise ShapeMismatch.at(pointer, f"{name}: it has neither data nor a binary_data_size")
+        if size is not None:
+            if "data" in entry:
+                raise ConflictingFields.at(f"{pointer}/data", f"{name}: give data or a binary_data_size, not both")
+            if type(size) is not int or size < 0:
+                raise WrongType.at(f"{pointer}/parameters/binary_data_size", f"{name}: expected a number of bytes")
+            need = math.prod(shape) * DATATYPES[datatype].itemsize
+            if size != need:
+                where = f"{pointer}/parameters/binary_data_size"
+                raise ShapeMismatch.at(where, f"{name}: {size} bytes, but {shape} of {datatype} takes {need}")
+        return cls(name, shape, datatype, size, entry.get("data"))
+
+
+def _outputs(value: Any, default: bool) -> dict[str, bool]:
+    """The outputs asked for, and whether each is to be binary."""
+    if not isinstance(value, list):
+        raise WrongType.at("/outputs", f"expected a list of outputs, got {json_type(value)}")
+    if len(value) > MOST_OUTPUTS:
+        raise InvalidOption.at("/outputs", f"{len(value)} of them; there are {len(ALL_TENSOR_NAMES)} to ask for")
+    found: dict[str, bool] = {}
+    for i, item in enumerate(value):
+        pointer = f"/outputs/{i}"
+        entry = _object(item, pointer)
+        for key in entry:
+            if key not in ("name", "parameters"):
+                raise UnknownField.at(f"{pointer}/{escaped(key)}", "no such field; known are name, parameters")
+        name = entry.get("name")
+        if not isinstance(name, str):
+            raise WrongType.at(f"{pointer}/name", f"expected the name of an output, got {json_type(name)}")
+        if name in found:
+            raise ConflictingFields.at(f"{pointer}/name", f"{name!r} is asked for twice")
+        parameters = _object(entry.get("parameters", {}), f"{pointer}/parameters")
+        for key in parameters:
+            if key != "binary_data":
+                where = f"{pointer}/parameters/{escaped(key)}"
+                raise UnknownField.at(where, "no such parameter of an output; known is binary_data")
+        found[name] = _flag(parameters, "binary_data", f"{pointer}/parameters", default=default)
+    return found
+
+
+def _object(value: Any, pointer: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise WrongType.at(pointer, f"expected an object, got {json_type(value)}")
+    return value
+
+
+def _flag(parameters: Mapping[str, Any], name: str, pointer: str, *, default: bool) -> bool:
+    value = parameters.get(name, default)
+    if not isinstance(value, bool):
+        raise InvalidOption.at(f"{pointer}/{name}", f"expected a boolean, got {json_type(value)}")
+    return value
+
+
+# ---- tensors in JSON
+
+
+def _from_json(tensor: _Described) -> Array:
+    """The array of `data`, nested as the shape says or flat."""
+    pointer = f"/{tensor.name}"
+    if tensor.datatype == "FP16":
+        raise WrongType.at(pointer, "FP16 has no form in JSON: send it binary, or the same numbers as FP32")
+    dtype = DATATYPES["BOOL"] if tensor.datatype == "BOOL" else np.dtype(np.float64)
+    data, size = tensor.data, math.prod(tensor.shape)
+    if isinstance(data, np.ndarray) and tensor.datatype != "BOOL":
+        if data.shape != tuple(tensor.shape) and data.shape != (size,):
+            raise ShapeMismatch.at(pointer, f"the data's shape is {list(data.shape)}, expected {tensor.shape}")
+        return data.reshape(tensor.shape)
+    if isinstance(data, np.ndarray):
+        raise WrongType.at(f"{pointer}/0", "expected true (may attend) or false, got a number")
+    if not isinstance(data, list):
+        raise WrongType.at(pointer, f"expected an array of data, got {json_type(data)}")
+    nested = len(tensor.shape) > 1 and bool(data) and isinstance(data[0], list)
+    axes = tensor.shape if nested else [size]
+    flat: list[Any] = []
+    _flatten(data, axes, pointer, flat, tensor.datatype)
+    found = np.empty(size, dtype)
+    for i, item in enumerate(flat):
+        try:
+            found[i] = item
+        except OverflowError:  # an integer beyond float64
+            found[i] = math.inf if item > 0 else -math.inf
+    return reshaped(found, tensor.shape, pointer)
+
+
+def _flatten(data: list[Any], axes: Sequence[int], pointer: str, flat: list[Any], datatype: str) -> None:
+    """Append the elements of `data`, of which the axes are known, to `flat`."""
+    if len(data) != axes[0]:
+        raise ShapeMismatch.at(pointer, f"there are {len(data)} elements, but the shape says {axes[0]}")
+    if len(axes) > 1:
+        for i, part in enumerate(data):
+            if not isinstance(part, list):
+                raise WrongType.at(f"{pointer}/{i}", f"expected an array, got {json_type(part)}")
+            _flatten(part, axes[1:], f"{pointer}/{i}", flat, datatype)
+        return
+    for i, item in enumerate(data):
+        if datatype == "BOOL" and not isinstance(item, bool):
+            raise WrongType.at(f"{pointer}/{i}", f"expected true (may attend) or false, got {json_type(item)}")
+        if datatype != "BOOL" and (isinstance(item, bool) or not isinstance(item, (int, float))):
+            raise WrongType.at(f"{pointer}/{i}", f"expected a number, got {json_type(item)}")
+    flat += data

@@ -1,0 +1,249 @@
+"""What the Open Inference Protocol says of the service and its models, whichever way it is asked."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from models.types import ALL_TENSOR_NAMES
+from service.catalog import LoadedModel
+from service.codecs import v2
+from service.errors import InvalidOption, NotReady, UnknownField
+from service.runtime import Runtime
+from service.statistics import Tally
+
+EXTENSIONS = ["binary_tensor_data", "parameters", "statistics", "model_configuration", "model_repository"]
+
+PLATFORM = "self_attention"
+
+
+def name_of(model: str, version: str) -> str:
+    """What the catalog calls a model and, unless it is empty, a version of it."""
+    return f"{model}@{version}" if version else model
+
+
+class ServerMetadata(BaseModel):
+    """What serves."""
+
+    name: str = "self-attention-service"
+    version: str
+    extensions: list[str] = EXTENSIONS
+
+
+class TensorMetadata(BaseModel):
+    """A tensor of a model."""
+
+    name: str
+    datatype: str
+    shape: list[int] = Field(description="-1 where the size is not fixed. Without the first axis for one sequence.")
+
+
+class ModelMetadata(BaseModel):
+    """What a model takes and gives. `attn_mask` and `attn_bias` are optional."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+
+
+class TensorConfig(BaseModel):
+    """A tensor of a model, as model configurations describe it."""
+
+    name: str
+    data_type: str
+    dims: list[int]
+    optional: bool = False
+
+
+class ModelConfig(BaseModel):
+    """The part of a model configuration that there is something to say of."""
+
+    name: str
+    platform: str
+    backend: str
+    max_batch_size: int = Field(default=0, description="0: the axis of sequences is part of the shapes.")
+    input: list[TensorConfig]
+    output: list[TensorConfig]
+    model_transaction_policy: dict[str, bool] = {"decoupled": False}
+    response_cache: dict[str, bool] = {"enable": False}
+
+
+class Duration(BaseModel):
+    """How often, and how long in all."""
+
+    count: int
+    ns: int
+
+
+class InferenceStatistics(BaseModel):
+    """Requests by how they ended, and stages of the answered ones. There is no cache."""
+
+    success: Duration
+    fail: Duration
+    queue: Duration
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
+    cache_hit: Duration
+    cache_miss: Duration
+
+
+class ModelStatistics(BaseModel):
+    """What became of a model's requests, from whatever endpoint, since it was loaded."""
+
+    name: str
+    version: str
+    last_inference: int = Field(description="Milliseconds since 1970; 0 for never.")
+    inference_count: int = Field(description="Sequences of answered requests.")
+    execution_count: int = Field(description="Batches.")
+    inference_stats: InferenceStatistics
+    batch_stats: list[Any] = Field(default=[], description="Not kept.")
+
+
+class StatisticsAnswer(BaseModel):
+    """Of every model asked for."""
+
+    model_stats: list[ModelStatistics]
+
+
+class IndexedModel(BaseModel):
+    """A model of the repository, or a built-in one."""
+
+    name: str
+    version: str = ""
+    state: Literal["READY", "UNAVAILABLE"]
+    reason: str = ""
+
+
+def layers_of(runtime: Runtime) -> list[LoadedModel]:
+    """Every served layer; encoders are not served by this protocol."""
+    served = [model for versions in runtime.engine.catalog.models.values() for model in versions.values()]
+    return [model for model in served if isinstance(model, LoadedModel)]
+
+
+async def index_of(runtime: Runtime, *, only_ready: bool) -> list[IndexedModel]:
+    """Models that are served, and unless only those are asked for what cannot be and what is not loaded."""
+    catalog = runtime.engine.catalog
+    index = [
+        IndexedModel(name=name, version=version, state="READY")
+        for name, versions in catalog.models.items()
+        for version, model in versions.items()
+        if isinstance(model, LoadedModel)
+    ]
+    if only_ready:
+        return index
+    for broken in catalog.broken:
+        name, _, version = broken.origin.partition("/")
+        index.append(IndexedModel(name=name, version=version, state="UNAVAILABLE", reason=broken.reason))
+    known = {*catalog.models, *(entry.name for entry in index)}
+    names = await asyncio.to_thread(runtime.loader.names)
+    idle = [name for name in sorted({*names}) if name not in known]
+    return index + [IndexedModel(name=name, state="UNAVAILABLE", reason="not loaded") for name in idle]
+
+
+def check_load(parameters: Mapping[str, Any]) -> None:
+    """Raise `UnknownField` for any parameter of a load."""
+    for key in parameters:
+        raise UnknownField.at(
+            f"/parameters/{key[:64]}",
+            "a model is loaded as its folder is, or as it is built in: neither a config nor files can be sent",
+        )
+
+
+def check_unload(parameters: Mapping[str, Any]) -> None:
+    """Raise `InvalidInput` for parameters that an unload has not."""
+    for key, value in parameters.items():
+        if key != "unload_dependents":
+            raise UnknownField.at(f"/parameters/{key[:64]}", "no such parameter; known is unload_dependents")
+        if not isinstance(value, bool):
+            raise InvalidOption.at("/parameters/unload_dependents", f"expected a boolean, got {value!r}")
+
+
+def check_ready(runtime: Runtime) -> None:
+    """Raise `NotReady` unless the service is ready."""
+    if obstacle := runtime.obstacle():
+        raise NotReady(obstacle, retry_after_s=2)
+
+
+def _tensors(model: LoadedModel) -> tuple[list[TensorMetadata], list[TensorMetadata]]:
+    """Inputs and outputs, for a batch of sequences."""
+    spec = model.entry.spec
+    heads = [spec.num_heads] if spec.num_heads > 1 else []
+    shapes = {
+        "outputs": [-1, -1, spec.output_dim],
+        "weights": [-1, *heads, -1, -1],
+        "scores": [-1, *heads, -1, -1],
+        "query": [-1, *heads, -1, spec.head_dim],
+        "key": [-1, *heads, -1, spec.head_dim],
+        "value": [-1, *heads, -1, spec.v_dim],
+        "projected": [-1, -1, spec.embed_dim],
+    }
+    inputs = [
+        TensorMetadata(name="inputs", datatype="FP32", shape=[-1, -1, spec.embed_dim]),
+        TensorMetadata(name="attn_mask", datatype="BOOL", shape=[-1, -1, -1]),
+        TensorMetadata(name="attn_bias", datatype="FP32", shape=[-1, -1, -1, -1]),
+    ]
+    own = [name for name in ALL_TENSOR_NAMES if name in model.entry.weights.tensor_names]
+    return inputs, [TensorMetadata(name=name, datatype=v2.ANSWERED, shape=shapes[name]) for name in own]
+
+
+def metadata_of(runtime: Runtime, model: LoadedModel) -> ModelMetadata:
+    """What a model takes and gives."""
+    spec = model.entry.spec
+    inputs, outputs = _tensors(model)
+    versions = list(runtime.engine.catalog.models[spec.name])
+    return ModelMetadata(name=spec.name, versions=versions, platform=PLATFORM, inputs=inputs, outputs=outputs)
+
+
+def config_of(runtime: Runtime, model: LoadedModel) -> ModelConfig:
+    """A model's configuration."""
+    inputs, outputs = _tensors(model)
+
+    def configured(tensors: list[TensorMetadata]) -> list[TensorConfig]:
+        return [
+            TensorConfig(
+                name=tensor.name,
+                data_type=f"TYPE_{tensor.datatype}",
+                dims=tensor.shape,
+                optional=tensor.name in ("attn_mask", "attn_bias"),
+            )
+            for tensor in tensors
+        ]
+
+    return ModelConfig(
+        name=model.entry.spec.name,
+        platform=PLATFORM,
+        backend=runtime.settings.backend,
+        input=configured(inputs),
+        output=configured(outputs),
+    )
+
+
+def statistics_of(model: LoadedModel) -> ModelStatistics:
+    """What became of a model's requests."""
+    spec, kept = model.entry.spec, model.statistics
+    nothing = Tally()
+
+    def duration(tally: Tally) -> Duration:
+        return Duration(count=tally.count, ns=tally.ns)
+
+    return ModelStatistics(
+        name=spec.name,
+        version=spec.version,
+        last_inference=kept.last_ms,
+        inference_count=kept.inferences,
+        execution_count=kept.executions,
+        inference_stats=InferenceStatistics(
+            success=duration(kept.success),
+            fail=duration(kept.fail),
+            queue=duration(kept.queue),
+            compute_input=duration(kept.compute_input),
+            compute_infer=duration(kept.compute_infer),
+            compute_output=duration(kept.compute_output),
+            cache_hit=duration(nothing),
+            cache_miss=duration(nothing),
+        ),
+    )

@@ -1,0 +1,199 @@
+"""`POST /v2/models/{name}/infer`: the main job, as the Open Inference Protocol has it over REST."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from service.body import WORTH_COMPRESSING, answer_coding
+from service.codecs import v2, v2_rest
+from service.engine import LocalEngine, Submission
+from service.errors import UnknownField
+from service.messages import AttentionOutput
+from service.observe import Exchange, Scope
+from service.protocol import name_of
+from service.routes.tensors import REFUSALS, TIMEOUT_PARAMETER, Call, TensorRoute, Written
+from service.statistics import Statistics
+
+CODINGS = ("gzip", "deflate")
+"""Content codings that clients of the protocol know."""
+
+HEADER_LENGTH = b"inference-header-content-length"
+
+
+class InferenceError(BaseModel):
+    """An error: the protocol's `error`, and the fields of RFC 9457."""
+
+    error: str = Field(description="What is wrong, and with what.")
+    type: str = Field(description="Stable relative URI, explained there.", examples=["/problems/shape-mismatch"])
+    title: str
+    status: int
+    detail: str
+    instance: str = Field(description="The request id.")
+    errors: list[dict[str, str]] = Field(default=[], description="The places at fault: `pointer` and `detail`.")
+
+
+ERROR: dict[str, Any] = {"application/json": {"schema": {"$ref": "#/components/schemas/InferenceError"}}}
+
+
+DESCRIPTION = """Takes the tensor `inputs` (FP32, FP16 or FP64, `[n,d]` or `[b,n,d]`) and optionally `attn_mask` (BOOL)
+and `attn_bias`; answers the `outputs` asked for, by default `outputs` and `weights`, always FP32.
+
+Tensors stand in the JSON document as `data`, or behind it in binary: `Inference-Header-Content-Length` is then the
+length of the JSON part, and each such tensor has a `binary_data_size`. No Content-Type is needed."""
+
+
+class InferInput(BaseModel):
+    """A tensor of a request."""
+
+    name: Literal["inputs", "attn_mask", "attn_bias"]
+    shape: list[int] = Field(max_length=v2.MOST_AXES)
+    datatype: Literal["FP16", "FP32", "FP64", "BOOL"]
+    parameters: dict[str, int] = Field(default={}, description="`binary_data_size`, for data behind the JSON part.")
+    data: list[Any] | None = Field(default=None, description="Row-major, nested as the shape says or flat.")
+
+
+class InferRequestedOutput(BaseModel):
+    """A tensor to be answered."""
+
+    name: Literal["outputs", "weights", "scores", "query", "key", "value", "projected"]
+    parameters: dict[str, bool] = Field(default={}, description="`binary_data`.")
+
+
+class InferBody(BaseModel):
+    """A request."""
+
+    id: str = Field(default="", max_length=v2.MOST_ID, description="Echoed.")
+    parameters: dict[str, bool | int | float | str] = Field(default={}, description=", ".join(v2.PARAMETERS))
+    inputs: list[InferInput]
+    outputs: list[InferRequestedOutput] = Field(default=[], description="By default `outputs` and `weights`.")
+
+
+class InferOutput(BaseModel):
+    """A tensor of an answer."""
+
+    name: str
+    datatype: Literal["FP32"]
+    shape: list[int]
+    parameters: dict[str, int] | None = Field(default=None, description="`binary_data_size`, in binary.")
+    data: list[float | None] | None = Field(default=None, description="Flat; masked scores are null.")
+
+
+class InferAnswer(BaseModel):
+    """An answer."""
+
+    model_name: str
+    model_version: str
+    id: str | None = None
+    parameters: dict[str, str] = Field(description="`backend`, `device`, `provider`, `dtype`, `fully_masked_rows`.")
+    outputs: list[InferOutput]
+
+
+EXAMPLE = {
+    "inputs": [{"name": "inputs", "shape": [2, 5], "datatype": "FP32", "data": [1, 0, 0, 0, 0.5, 0, 0, 1, 0, 0.5]}],
+    "outputs": [{"name": "weights"}],
+}
+"""Works as it stands with the model `lesson`."""
+
+
+class InferRoute(TensorRoute):
+    """Named tensors in, named tensors out."""
+
+    path = "/v2/models/{name}/infer"
+    operation_id = "infer"
+
+    def call(self, exchange: Exchange, scope: Scope, engine: LocalEngine) -> Call:
+        """See `TensorRoute.call`."""
+        if query := scope["query_string"]:
+            name = query.decode("latin-1").partition("=")[0]
+            raise UnknownField.at(f"/{name}", "nothing is read from the query string; options stand in `parameters`")
+        place: Mapping[str, str] = scope["path_params"]
+        name = name_of(place["name"], place.get("version", ""))
+        return _Infer(exchange, engine, name, engine.catalog.layer(name).statistics)
+
+    @property
+    def schemas(self) -> Sequence[type[BaseModel]]:
+        """See `RawRoute`."""
+        return (InferBody, InferAnswer, InferenceError)
+
+    def describe(self) -> dict[str, Any]:
+        """See `RawRoute`."""
+        binary = {"schema": {"type": "string", "format": "binary"}}
+        body = {"schema": {"$ref": "#/components/schemas/InferBody"}, "examples": {"lesson": {"value": EXAMPLE}}}
+        answer = {"schema": {"$ref": "#/components/schemas/InferAnswer"}}
+        length = {"description": "Bytes of the JSON part, where tensors follow it.", "schema": {"type": "integer"}}
+        responses: dict[str, Any] = {
+            "200": {
+                "description": "The tensors asked for.",
+                "headers": {"Inference-Header-Content-Length": length},
+                "content": {"application/json": answer, "application/octet-stream": binary},
+            }
+        }
+        for status, meaning in INFER_REFUSALS.items():
+            responses[status] = {"description": meaning, "content": ERROR}
+        names = [part[1:-1] for part in self.path.split("/") if part.startswith("{")]
+        found = {
+            "operationId": self.operation_id,
+            "tags": ["open inference protocol"],
+            "summary": "Infer: named tensors in, named tensors out",
+            "description": DESCRIPTION,
+            "parameters": [
+                *({"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names),
+                {"name": "Inference-Header-Content-Length", "in": "header", "required": False, **length},
+                TIMEOUT_PARAMETER,
+            ],
+            "requestBody": {
+                "required": True,
+                "content": {"application/json": body, "application/octet-stream": binary},
+            },
+            "responses": responses,
+        }
+        return {"post": found}
+
+
+class VersionedInferRoute(InferRoute):
+    """The same, of one version."""
+
+    path = "/v2/models/{name}/versions/{version}/infer"
+    operation_id = "infer_version"
+
+
+INFER_REFUSALS = {status: meaning for status, meaning in REFUSALS.items() if status not in ("406", "422")} | {
+    "400": "The body cannot be read, or asks for what cannot be computed; `errors` names the place.",
+    "404": "There is no such model or version.",
+}
+
+
+class _Infer(Call):
+    codings = CODINGS
+
+    def __init__(self, exchange: Exchange, engine: LocalEngine, model: str, statistics: Statistics) -> None:
+        self._exchange, self._engine, self._model = exchange, engine, model
+        self.statistics = statistics
+
+    def read(self, body: bytes) -> v2.InferRequest:
+        return v2_rest.decode(body, self._exchange.header(HEADER_LENGTH), self._model)
+
+    def submit(self, request: v2.InferRequest, bytes_in: int, deadline: float) -> Submission:
+        self._request = request
+        return self._engine.submit(
+            request.attention, bytes_in, min(deadline, self._exchange.arrived + request.timeout_s)
+        )
+
+    def write(self, output: AttentionOutput) -> Written:
+        content, length = v2_rest.encode(self._request, output)
+        media_type = b"application/json" if length is None else b"application/octet-stream"
+        headers = [(b"content-type", media_type), (b"vary", b"accept-encoding")]
+        if length is not None:
+            headers.append((HEADER_LENGTH, str(length).encode()))
+        return Written(content, headers, self._coding(content, is_binary=length is not None))
+
+    def _coding(self, content: bytes, *, is_binary: bool) -> str:
+        """Binary tensors are compressed for who asks for one coding, as `response_compression_algorithm` does.
+
+        Float tensors hardly shrink, and HTTP libraries offer every coding they know unasked.
+        """
+        accepted = self._exchange.header(b"accept-encoding")
+        if len(content) < WORTH_COMPRESSING or (is_binary and "," in accepted):
+            return ""
+        return answer_coding(accepted, CODINGS)
