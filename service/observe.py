@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from models.errors import AttentionError
-from service.errors import ClientGone, ClientTimeout, DeadlineExceeded, InternalError
+from service.errors import ClientGone, ClientTimeout, DeadlineExceeded, Draining, InternalError
 from service.metrics import Metrics
 from service.problems import Dialect, dialect_of, outcome_of, problem
 
@@ -103,6 +103,8 @@ def with_problems(application: Application) -> Application:
             exchange.status = 499
         except Exception as error:
             known = ours(error, exchange)
+            # It may have been routed before the service began to stop.
+            exchange.close = exchange.close or isinstance(known, Draining)
             if exchange.status:  # too late to say anything else than that the answer is broken
                 exchange.status = 500
                 raise

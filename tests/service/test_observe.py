@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from service import observe
-from service.errors import ClientGone, ClientTimeout, DeadlineExceeded, NotFound, QueueFull, TooLarge
+from service.errors import ClientGone, ClientTimeout, DeadlineExceeded, Draining, NotFound, QueueFull, TooLarge
 from service.metrics import OUTCOMES, Metrics
 from service.observe import Observe
 
@@ -165,6 +165,11 @@ def test_an_answer_that_closes_says_so():
     """So that a client does not send its next request into a closed connection."""
     assert run(ok).headers(b"connection") == []
     assert run(raising(NotFound("no"), close=True)).headers(b"connection") == [b"close"]
+
+
+def test_whoever_is_refused_because_the_service_stops_is_told_that_the_connection_closes():
+    """Also one whose request came before it began to stop, and was refused after."""
+    assert run(raising(Draining("stopping", retry_after_s=1))).headers(b"connection") == [b"close"]
 
 
 def test_the_unread_rest_of_a_body_is_read_away_after_the_answer():
