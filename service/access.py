@@ -4,15 +4,13 @@ import base64
 import binascii
 import hashlib
 import hmac
-import time
 
 from limits import RateLimitItem, parse
-from limits.storage import MemoryStorage
-from limits.strategies import MovingWindowRateLimiter
 
 from service.errors import Forbidden, RateLimited, Unauthorized
 from service.metrics import Metrics
 from service.observe import Exchange
+from service.peers import Peers
 from service.settings import Settings
 
 KEY_SCHEMES = {
@@ -32,14 +30,14 @@ class Access:
     A caller is its key where keys are asked for, else its address.
     """
 
-    def __init__(self, settings: Settings, metrics: Metrics) -> None:
-        """Read `api_keys`, `admin_keys` and `rate_limit`; keys are kept as digests."""
+    def __init__(self, settings: Settings, metrics: Metrics, peers: Peers) -> None:
+        """Read `api_keys` and `admin_keys`, kept as digests, and `rate_limit`, which is counted by `peers`."""
         self._keys, self._admin_keys = _digests(settings.api_keys), _digests(settings.admin_keys)
         self._rate: RateLimitItem | None = parse(settings.rate_limit) if settings.rate_limit else None
-        self._limiter = MovingWindowRateLimiter(MemoryStorage())
+        self._peers = peers
         self._metrics = metrics
 
-    def check(self, exchange: Exchange, client: tuple[str, int] | None) -> None:
+    async def check(self, exchange: Exchange, client: tuple[str, int] | None) -> None:
         """Let a request pass.
 
         Raises:
@@ -50,10 +48,9 @@ class Access:
         caller = client[0] if client else "unknown"
         if self._keys:
             caller = _check_key(exchange, self._keys + self._admin_keys, "the API key is not known")
-        if self._rate is not None and not self._limiter.hit(self._rate, caller):
+        if self._rate is not None and (wait_s := await self._peers.hit(caller)):
             self._metrics.rejected.labels("rate").inc()
-            reset, _ = self._limiter.get_window_stats(self._rate, caller)  # on the wall clock, as the library counts
-            raise RateLimited(f"more than {self._rate} from one caller", retry_after_s=max(1.0, reset - time.time()))
+            raise RateLimited(f"more than {self._rate} from one caller", retry_after_s=wait_s)
 
     def check_admin(self, exchange: Exchange) -> None:
         """Let a request pass that changes what is served.

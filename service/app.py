@@ -17,6 +17,7 @@ from service.access import KEY_NEEDED, KEY_SCHEMES
 from service.errors import MethodNotAllowed, NotFound
 from service.metrics import package_version
 from service.observe import Application, Exchange, Observe, Receive, Scope, Send, with_problems
+from service.peers import Peers
 from service.routes import raw_routes, routers
 from service.routes.base import RawRoute, RawRoutes
 from service.routes.pages import static_files
@@ -90,7 +91,7 @@ class Service:
         if route is not None:
             exchange.route = route.path
         if guarded(path):
-            self.runtime.access.check(exchange, scope.get("client"))
+            await self.runtime.access.check(exchange, scope.get("client"))
         if route is None:
             await self._by_api(scope, receive, send)
             return
@@ -111,14 +112,21 @@ class Service:
             scope["route"] = as_get.get("route")
 
 
-def create_app(settings: Settings, on_fatal: Callable[[AttentionError], None] | None = None) -> Service:
+def create_app(
+    settings: Settings,
+    on_fatal: Callable[[AttentionError], None] | None = None,
+    peers: Peers | None = None,
+    changes: Sequence[tuple[str, str]] = (),
+) -> Service:
     """The application. It begins to load its models when its lifespan starts.
 
     Args:
         settings: how to serve.
         on_fatal: called if it turns out not to be able to start.
+        peers: the workers of the service of which this is one; None if it is the only one.
+        changes: of what is served, that the other workers have made; see `Runtime`.
     """
-    runtime = Runtime(settings, on_fatal)
+    runtime = Runtime(settings, on_fatal, peers, changes)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -3,7 +3,10 @@
 import ctypes
 import importlib.metadata
 import logging
+import math
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from service.errors import ConfigurationError
 
@@ -39,15 +42,36 @@ def onnxruntime_distributions() -> list[str]:
     return found
 
 
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""Where a container is told how many cores' time it may use, as `quota period`; `max` for no quota."""
+
+
+def available_cores() -> int:
+    """Cores that this process may use: those it may run on, and no more than its container's share of time."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # none on macOS
+    try:
+        quota, period = CPU_QUOTA.read_text().split()
+        return max(1, min(cores, math.ceil(int(quota) / int(period))))
+    except (OSError, ValueError):
+        return cores
+
+
+def has_cuda_driver() -> bool:
+    """Whether NVIDIA's driver can be loaded; whether anything can compute on it is a longer question."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
 def cuda_obstacles() -> list[str]:
     """What keeps this machine from computing on CUDA; empty if nothing does.
 
     The order is that of repair: driver, torch, ONNX Runtime.
     """
     obstacles = []
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
+    if not has_cuda_driver():
         obstacles.append("no NVIDIA driver (libcuda.so.1 cannot be loaded)")
     import torch  # noqa: PLC0415 - takes a second, and only those who ask for a device need it
 

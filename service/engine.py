@@ -1,7 +1,6 @@
 """From a decoded request to its answer: model and limits checked, work queued, verdicts put together."""
 
 import asyncio
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ from models.types import SequenceInput
 from service.backends.base import BackendInfo
 from service.batcher import Batcher, Limits, LoopClock, Ticket
 from service.catalog import Catalog, LoadedEncoder, LoadedModel
-from service.devices import Device
+from service.devices import Device, available_cores
 from service.errors import InvalidOption, TooLarge
 from service.messages import Answer, AttentionInput, AttentionOutput, TextInput
 from service.metrics import Metrics
@@ -33,9 +32,7 @@ def compute_slots(settings: Settings, device: Device) -> int:
     """Batches computed at the same time: as set, else one per core this process may use, or one on a GPU."""
     if settings.compute_threads:
         return settings.compute_threads
-    if device.kind == "cuda":
-        return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # none on macOS
+    return 1 if device.kind == "cuda" else available_cores()
 
 
 class LocalEngine:

@@ -23,6 +23,7 @@ AttentionError
 │       ├── QueueFull       the queue holds as much as it may
 │       ├── Draining        the service is shutting down
 │       ├── NotReady        models are still loading, or one of them failed its checks
+│       ├── WorkerLost      the process that held the request has ended
 │       └── NotInstalled    a model that the service knows of, but whose files are not here
 ├── DeadlineExceeded        not done in the time the caller gave
 ├── ClientTimeout           the caller did not send its body in time
@@ -167,6 +168,12 @@ class NotReady(Unavailable):
     """Models are still loading, or one of them failed its checks."""
 
     code = "not-ready"
+
+
+class WorkerLost(Unavailable):
+    """The process that held the request has ended before it was answered."""
+
+    code = "worker-lost"
 
 
 class NotInstalled(Unavailable):

@@ -148,6 +148,14 @@ class Metrics:
         )
         self._largest_shadow: dict[tuple[str, str, str], float] = {}
         self.ready = Gauge("attention_ready", "1 while /healthz/ready answers 200.", registry=registry)
+        self.workers = Gauge("attention_workers", "Worker processes that run.", registry=registry)
+        self.workers.set(1)
+        self.workers_ready = Gauge(
+            "attention_workers_ready", "Worker processes whose own readiness check passes.", registry=registry
+        )
+        self.worker_restarts = Counter(
+            "attention_worker_restarts", "Worker processes started in the place of one that ended.", registry=registry
+        )
         self.backend_info = Gauge(
             "attention_backend_info",
             "1 for each loaded backend, with what it truly runs on.",

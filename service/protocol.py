@@ -222,9 +222,9 @@ def config_of(runtime: Runtime, model: LoadedModel) -> ModelConfig:
     )
 
 
-def statistics_of(model: LoadedModel) -> ModelStatistics:
+async def statistics_of(runtime: Runtime, model: LoadedModel) -> ModelStatistics:
     """What became of a model's requests."""
-    spec, kept = model.entry.spec, model.statistics
+    spec, kept = model.entry.spec, await runtime.statistics(model)
     nothing = Tally()
 
     def duration(tally: Tally) -> Duration:

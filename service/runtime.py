@@ -2,20 +2,26 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any
 
 from models.errors import AttentionError
 from service.access import Access
 from service.body import Intake
-from service.catalog import Catalog, load_catalog
+from service.catalog import Catalog, LoadedModel, load_catalog
 from service.engine import LocalEngine
 from service.errors import ConfigurationError, Draining, NotReady
+from service.exposition import Family, merged, snapshot
 from service.gpu import watch_gpus
-from service.loader import Loader
+from service.loader import Change, Loader
 from service.metrics import Metrics
 from service.observe import Exchange
+from service.peers import Alone, Peers
 from service.settings import MIB, Settings
 from service.shadow import Shadow
+from service.statistics import Statistics
 
 log = logging.getLogger(__name__)
 
@@ -30,19 +36,38 @@ SHADOW_PART = 8
 class Runtime:
     """What routes share. Made once per application."""
 
-    def __init__(self, settings: Settings, on_fatal: Callable[[AttentionError], None] | None = None) -> None:
-        """Nothing is loaded yet; `on_fatal` is called if the service turns out not to be able to start."""
+    def __init__(
+        self,
+        settings: Settings,
+        on_fatal: Callable[[AttentionError], None] | None = None,
+        peers: Peers | None = None,
+        changes: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        """Nothing is loaded yet.
+
+        Args:
+            settings: how to serve.
+            on_fatal: called if the service turns out not to be able to start.
+            peers: the workers of the service of which this is one; None if it is the only one.
+            changes: `load` or `unload`, and of what, to be repeated once the models are loaded.
+        """
         self.settings = settings
         self.metrics = Metrics()
+        self.peers = Alone(settings.rate_limit) if peers is None else peers
         self.intake = Intake(settings, self.metrics)
-        self.access = Access(settings, self.metrics)
+        self.access = Access(settings, self.metrics, self.peers)
         self.loader = Loader(settings, self.metrics)
-        self._on_fatal = on_fatal
+        self._on_fatal, self._changes = on_fatal, changes
         self._engine: LocalEngine | None = None
         self._loading: asyncio.Task[None] | None = None
         self._fatal: AttentionError | None = None
         self._closing = False
-        self.metrics.watch(self.metrics.ready, lambda: float(not self.obstacle()))
+        for gauge in (self.metrics.ready, self.metrics.workers_ready):
+            self.metrics.watch(gauge, lambda: float(not self.obstacle()))
+        self.peers.answer("metrics", self._snapshot)
+        self.peers.answer("statistics", self._statistics)
+        self.peers.answer("load", partial(self._follow, "load"))
+        self.peers.answer("unload", partial(self._follow, "unload"))
 
     @property
     def engine(self) -> LocalEngine:
@@ -66,6 +91,42 @@ class Runtime:
         if self.draining:
             raise Draining("the service is shutting down")
         return self.engine.catalog
+
+    async def load(self, catalog: Catalog, wanted: str) -> Change:
+        """Serve a model as its folder is now, in every worker; see `Loader.load`."""
+        return await self._change("load", catalog, wanted)
+
+    async def unload(self, catalog: Catalog, wanted: str) -> Change:
+        """Do not serve a model any more, in any worker; see `Loader.unload`."""
+        return await self._change("unload", catalog, wanted)
+
+    async def _change(self, verb: str, catalog: Catalog, wanted: str) -> Change:
+        async with self.peers.turn():
+            change = await self._changed(verb, catalog, wanted)
+            await self.peers.tell(verb, wanted)
+            return change
+
+    async def _changed(self, verb: str, catalog: Catalog, wanted: str) -> Change:
+        return await (self.loader.load if verb == "load" else self.loader.unload)(catalog, wanted)
+
+    async def _follow(self, verb: str, wanted: str) -> None:
+        """Another worker has made a change."""
+        await self.loaded()
+        await self._changed(verb, self.engine.catalog, wanted)
+
+    async def families(self) -> list[Family]:
+        """The metrics of all workers, put together."""
+        return merged(await self.peers.gather("metrics"))
+
+    async def _snapshot(self, _: None) -> list[Family]:
+        return snapshot(self.metrics.registry)
+
+    async def statistics(self, model: LoadedModel) -> Statistics:
+        """What became of the requests of a layer, in all workers."""
+        return Statistics.total(await self.peers.gather("statistics", model.entry.spec.id))
+
+    async def _statistics(self, wanted: str) -> dict[str, Any]:
+        return asdict(self.engine.catalog.layer(wanted).statistics)
 
     @property
     def draining(self) -> bool:
@@ -96,6 +157,8 @@ class Runtime:
         loop = asyncio.get_running_loop()
         try:
             catalog = await asyncio.to_thread(load_catalog, self.settings, self.metrics)
+            for verb, wanted in self._changes:
+                await self._repeat(verb, catalog, wanted)
             watch_gpus(self.metrics)
             shadow = self._shadow(catalog, loop) if self.settings.shadow_share else None
             self._engine = LocalEngine(self.settings, catalog, self.metrics, loop, shadow)
@@ -110,6 +173,12 @@ class Runtime:
             log.error("not ready: %s", obstacle)
         else:
             log.info("ready: %s on %s", ", ".join(sorted(catalog.models)), catalog.device)
+
+    async def _repeat(self, verb: str, catalog: Catalog, wanted: str) -> None:
+        try:
+            await self._changed(verb, catalog, wanted)
+        except AttentionError as error:  # its folder is gone by now, or broken: what is served is listed
+            log.warning("%s %s: %s", verb, wanted, error)
 
     def _shadow(self, catalog: Catalog, loop: asyncio.AbstractEventLoop) -> Shadow:
         most_bytes = self.settings.max_inflight_mib * MIB // SHADOW_PART

@@ -1,4 +1,4 @@
-"""uvicorn, taught to drain, to give up on clients that never finish their headers, and to exit with 0."""
+"""uvicorn, taught to drain, and to exit with 0."""
 
 import asyncio
 import contextlib
@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from models.errors import AttentionError
 from service.app import Service, create_app
-from service.errors import ConfigurationError
+from service.http import Protocol
+from service.listen import bind, url_of
 from service.settings import Settings
 
 if TYPE_CHECKING:
@@ -21,76 +21,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-HEADER_TIMEOUT_S = 20.0
-"""Longest time a client may take to send the headers of a request it has begun, or its first one."""
 
-KEEP_ALIVE_S = 75
-"""Idle connections are kept this long: longer than the pools of usual clients and proxies, which close at 60 s."""
-
-
-class PatientProtocol(HttpToolsProtocol):
-    """uvicorn's own, with a deadline for headers."""
-
-    _headers_timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client connected: its first request must come."""
-        super().connection_made(transport)
-        self._arm()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The client left."""
-        self._disarm()
-        super().connection_lost(exc)
-
-    def on_message_begin(self) -> None:
-        """The first byte of a request has come."""
-        if self._headers_timer is None:
-            self._arm()
-        super().on_message_begin()
-
-    def on_headers_complete(self) -> None:
-        """Headers are complete; the body has a deadline of its own."""
-        self._disarm()
-        super().on_headers_complete()
-
-    def _arm(self) -> None:
-        self._headers_timer = self.loop.call_later(HEADER_TIMEOUT_S, self.transport.close)
-
-    def _disarm(self) -> None:
-        if self._headers_timer is not None:
-            self._headers_timer.cancel()
-            self._headers_timer = None
-
-
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """Leaves signals to `serve`."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Do nothing: the signals are taken already."""
         yield
-
-
-def bind(settings: Settings) -> socket.socket:
-    """A listening socket.
-
-    Raises:
-        ConfigurationError: if the address cannot be had.
-    """
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((settings.host, settings.port))
-    except OSError as error:
-        listener.close()
-        raise ConfigurationError(
-            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; choose another with --port or PORT=…"
-        ) from error
-    listener.listen(2048)
-    listener.setblocking(False)
-    return listener
 
 
 def serve(settings: Settings, on_ready: Callable[[str, str], None]) -> None:
@@ -106,43 +44,47 @@ def serve(settings: Settings, on_ready: Callable[[str, str], None]) -> None:
         ConfigurationError: if it cannot start as configured.
     """
     listener = bind(settings)
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    url = f"http://{host}:{listener.getsockname()[1]}"
+    url = url_of(listener, settings)
     fatal: list[AttentionError] = []
-    server: _Server
+    server: Server
 
     def on_fatal(error: AttentionError) -> None:
         fatal.append(error)
         server.should_exit = True
 
     app = create_app(settings, on_fatal)
-    server = _Server(_config(settings, app))
-    runner = asyncio.Runner(loop_factory=server.config.get_loop_factory())
+    server = Server(configured(settings, app))
+    runner = asyncio.Runner(loop_factory=loop_factory())
     with listener, runner:
         runner.run(_run(server, app, listener, settings, lambda rpc: on_ready(url, rpc)))
     if fatal:
         raise fatal[0]
 
 
-def _config(settings: Settings, app: Any) -> uvicorn.Config:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """What makes the event loop that uvicorn would choose."""
+    return uvicorn.Config("", log_config=None).get_loop_factory()
+
+
+def configured(settings: Settings, app: Any) -> uvicorn.Config:
+    """How uvicorn serves an application."""
     return uvicorn.Config(
         app,
-        http=PatientProtocol,
+        http=Protocol,
         ws="none",
         access_log=False,
         log_config=None,
         server_header=False,
         date_header=True,
-        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=int(settings.shutdown_timeout_s),
     )
 
 
 async def _run(
-    server: _Server, app: Service, listener: socket.socket, settings: Settings, on_ready: Callable[[str], None]
+    server: Server, app: Service, listener: socket.socket, settings: Settings, on_ready: Callable[[str], None]
 ) -> None:
     loop = asyncio.get_running_loop()
-    rpc = await _start_rpc(settings, app)
+    rpc = await start_rpc(settings, app, settings.grpc_port)
     stopping: asyncio.Task[None] | None = None
 
     def stop() -> None:
@@ -165,12 +107,13 @@ async def _run(
     log.info("stopped")
 
 
-async def _start_rpc(settings: Settings, app: Service) -> "RpcServer | None":
-    if settings.grpc_port is None:
+async def start_rpc(settings: Settings, app: Service, port: int | None, *, shared: bool = False) -> "RpcServer | None":
+    """Serve gRPC too, if there is a port for it; `shared` with other processes of this service."""
+    if port is None:
         return None
     from service.rpc.server import RpcServer  # noqa: PLC0415 - only where it is served
 
-    rpc = RpcServer(settings, app.runtime, settings.grpc_port)
+    rpc = RpcServer(settings, app.runtime, port, shared=shared)
     await rpc.start()
     return rpc
 
@@ -183,7 +126,7 @@ async def _announce(app: Service, on_ready: Callable[[], None]) -> None:
         on_ready()
 
 
-async def _drain(server: _Server, app: Service, settings: Settings) -> None:
+async def _drain(server: Server, app: Service, settings: Settings) -> None:
     """Go on listening for a while and say no, so that clients and load balancers notice, then close."""
     app.runtime.begin_drain()
     if server.server_state.connections or settings.grpc_port is not None:

@@ -30,6 +30,13 @@ class Settings(BaseSettings):
         le=65_535,
         description="Port of the Open Inference Protocol over gRPC; 0 takes a free one. Empty: it is not served.",
     )
+    workers: int = Field(
+        default=0,
+        ge=0,
+        le=256,
+        description="Processes that answer, each with an equal part of the compute threads and of the limits of what is"
+        " in flight. 0: one per core, 8 at most; one where there is a GPU, or no Linux.",
+    )
     backend: Literal["onnx", "eager", "reference"] = Field(
         default="onnx", description="Backend of requests that name none."
     )
@@ -56,7 +63,7 @@ class Settings(BaseSettings):
     compute_threads: int = Field(
         default=0,
         ge=0,
-        description="Batches computed at the same time, one core each. 0: one per core, or one on a GPU.",
+        description="Batches computed at the same time by all workers, one core each. 0: one per core; one on a GPU.",
     )
     deterministic: bool = Field(
         default=False,

@@ -1,8 +1,9 @@
 """What became of the requests of one layer, as the Open Inference Protocol's statistics have it."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -50,3 +51,19 @@ class Statistics:
         self.compute_output.add(stages["encode"])
         self.inferences += sequences
         self.last_ms = time.time_ns() // 1_000_000
+
+    @classmethod
+    def total(cls, parts: Iterable[Mapping[str, Any]]) -> "Statistics":
+        """One for several processes, from the fields of each."""
+        found = cls()
+        for part in parts:
+            for name, value in part.items():
+                if isinstance(value, Mapping):
+                    tally: Tally = getattr(found, name)
+                    tally.count += value["count"]
+                    tally.ns += value["ns"]
+                elif name == "last_ms":
+                    found.last_ms = max(found.last_ms, value)
+                else:
+                    setattr(found, name, getattr(found, name) + value)
+        return found

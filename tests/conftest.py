@@ -103,6 +103,7 @@ def start_server(artifacts: Path, **environment: str) -> Server:
         "ATTENTION_ARTIFACTS": str(artifacts),
         "ATTENTION_MODEL_REPOSITORY": str(empty_repository(artifacts)),
         "ATTENTION_DEVICE": "cpu",
+        "ATTENTION_WORKERS": "1",
         "PYTHONUNBUFFERED": "1",
         **environment,
     }
@@ -133,11 +134,11 @@ def start_server(artifacts: Path, **environment: str) -> Server:
 
 @pytest.fixture(scope="session")
 def server(artifacts: Path) -> Iterator[Server]:
-    """One service for all tests that only talk to it; requests with text get a tiny encoder, called as the default."""
+    """One service for all tests that only talk to it, of two workers, with a tiny encoder called as the default one."""
     repository = artifacts.parent / f"{artifacts.name}-repository"
     spec = make_spec(name="minilm-l6", description="A tiny one.")
     write(repository, EncoderEntry(spec, draw_weights(spec), word_pieces(), ""))
-    running = start_server(artifacts, ATTENTION_MODEL_REPOSITORY=str(repository))
+    running = start_server(artifacts, ATTENTION_MODEL_REPOSITORY=str(repository), ATTENTION_WORKERS="2")
     yield running
     if running.process.poll() is None:
         assert running.stop() == 0

@@ -5,14 +5,17 @@ import base64
 import http.client
 import io
 import json
+import socket
 import struct
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
 import safetensors.numpy
+from prometheus_client.parser import text_string_to_metric_families
 
 JSON, SAFETENSORS = "application/json", "application/x-safetensors"
 NPY, NPZ = "application/x-npy", "application/x-npz"
@@ -234,3 +237,50 @@ async def asgi(
     start = messages[0]
     answered = {name.decode(): value.decode() for name, value in start["headers"]}
     return Reply(start["status"], answered, b"".join(message.get("body", b"") for message in messages[1:]))
+
+
+# ---- the same on bare sockets, and what a service says of itself
+
+
+def metrics_of(server: Any) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Every sample of a running service's metrics, by name and labels."""
+    text = call(server.url, "GET", "/metrics").body.decode()
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text) for sample in family.samples
+    }  # fmt: skip
+
+
+def total(metrics: dict[tuple[str, frozenset[tuple[str, str]]], float], name: str, **labels: str) -> float:
+    """The sum of the samples of a name that have these labels."""
+    return sum(value for (found, has), value in metrics.items() if found == name and has >= set(labels.items()))
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 10) -> None:
+    """Wait for another process; fail when it takes too long."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def raw(server: Any, timeout: float = 20) -> socket.socket:
+    """A connection to a running service."""
+    host, port = server.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout)
+
+
+def http_request(body: bytes, path: str = "/v1/attention?model=lesson", extra: str = "") -> bytes:
+    """The bytes of a request of the main job; `extra` is header lines."""
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {JSON}\r\nContent-Length: {len(body)}\r\n{extra}\r\n"
+    return head.encode() + body
+
+
+def read_reply(file: Any) -> tuple[int, dict[str, str], bytes]:
+    """The next answer of a connection's file: status, headers, body."""
+    status = int(file.readline().split()[1])
+    headers = {}
+    while line := file.readline().strip():
+        name, _, value = line.decode().partition(":")
+        headers[name.lower()] = value.strip()
+    return status, headers, file.read(int(headers["content-length"]))

@@ -1,12 +1,13 @@
 """`attention serve`."""
 
-import logging
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from service import logs
 from service.settings import load_settings
+from service.workers.share import worker_count
 
 CURL = """curl -s {url}/v1/attention -H 'Content-Type: application/json' -d '{{"model": "lesson",
   "inputs": [[1,0,0,0,0.5], [0,0,1,0,0.5], [0.2,0,0,1,0.5], [0,1,0,0,0.5]]}}'"""
@@ -24,17 +25,16 @@ def serve(
         str | None, typer.Option(help="Backend of requests that name none: onnx, eager, reference.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that answer; default: ATTENTION_WORKERS or one per core.")
+    ] = None,
 ) -> None:
     """Serve over HTTP until Ctrl-C or SIGTERM, then answer what was accepted and stop.
 
     Everything else is set by ATTENTION_* variables; docs/settings.md lists them.
     """
-    from service.server import serve as run  # noqa: PLC0415 - other commands need no HTTP server
-
-    settings = load_settings(host=host, port=port, backend=backend, device=device)
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for name in ("service", "models"):
-        logging.getLogger(name).setLevel(settings.log_level.upper())
+    settings = load_settings(host=host, port=port, backend=backend, device=device, workers=workers)
+    logs.set_up(settings)
     console = Console(highlight=False, soft_wrap=True)
 
     def on_ready(url: str, rpc: str) -> None:
@@ -46,4 +46,8 @@ def serve(
         console.print("Ctrl-C drains and stops.")
 
     console.print("Loading models; the first start exports their ONNX graphs, which takes some seconds …")
+    if worker_count(settings) == 1:
+        from service.server import serve as run  # noqa: PLC0415 - other commands need no HTTP server
+    else:
+        from service.workers.supervisor import serve as run  # noqa: PLC0415 - as above
     run(settings, on_ready)

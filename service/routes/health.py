@@ -3,10 +3,11 @@
 from typing import Literal
 
 from fastapi import APIRouter, Response
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 
 from service.errors import NotReady
+from service.exposition import written
 from service.runtime import Runtime
 
 
@@ -45,7 +46,7 @@ def router(runtime: Runtime) -> APIRouter:
 
     @routes.get("/metrics", summary="Prometheus metrics", response_class=Response)
     async def metrics() -> Response:
-        """Every metric, in Prometheus' text format."""
-        return Response(generate_latest(runtime.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        """Every metric, of all workers, in Prometheus' text format."""
+        return Response(written(await runtime.families()), media_type=CONTENT_TYPE_LATEST)
 
     return routes

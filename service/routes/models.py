@@ -136,7 +136,7 @@ def router(runtime: Runtime) -> APIRouter:
         folder is gone are unloaded. Needs an admin key.
         """
         catalog = runtime.changeable(request.scope["exchange"])
-        return _changed(catalog, await runtime.loader.load(catalog, name))
+        return _changed(catalog, await runtime.load(catalog, name))
 
     @routes.post("/{name}/unload", summary="Unload a model", openapi_extra={"security": KEY_NEEDED})
     async def unload_model(name: str, request: Request) -> ModelChange:
@@ -145,7 +145,7 @@ def router(runtime: Runtime) -> APIRouter:
         Requests that were accepted before are answered. Needs an admin key.
         """
         catalog = runtime.changeable(request.scope["exchange"])
-        return _changed(catalog, await runtime.loader.unload(catalog, name))
+        return _changed(catalog, await runtime.unload(catalog, name))
 
     return routes
 

@@ -88,7 +88,7 @@ def router(runtime: Runtime) -> APIRouter:
     @routes.get("/models/stats", summary="Statistics of every model")
     async def all_statistics() -> StatisticsAnswer:
         """See `/v2/models/{name}/stats`."""
-        return StatisticsAnswer(model_stats=[statistics_of(model) for model in layers_of(runtime)])
+        return StatisticsAnswer(model_stats=[await statistics_of(runtime, model) for model in layers_of(runtime)])
 
     @routes.get("/models/{name}", summary="What a model takes and gives")
     async def model_metadata(name: str) -> ModelMetadata:
@@ -125,12 +125,12 @@ def router(runtime: Runtime) -> APIRouter:
     @routes.get("/models/{name}/stats", summary="Statistics of a model")
     async def model_statistics(name: str) -> StatisticsAnswer:
         """Of its newest version, since that was loaded."""
-        return StatisticsAnswer(model_stats=[statistics_of(found(name))])
+        return StatisticsAnswer(model_stats=[await statistics_of(runtime, found(name))])
 
     @routes.get("/models/{name}/versions/{version}/stats", summary="Statistics of a version of a model")
     async def version_statistics(name: str, version: str) -> StatisticsAnswer:
         """Since it was loaded."""
-        return StatisticsAnswer(model_stats=[statistics_of(found(name, version))])
+        return StatisticsAnswer(model_stats=[await statistics_of(runtime, found(name, version))])
 
     @routes.post("/repository/index", summary="Every model, served or not", openapi_extra=_optional_body(IndexBody))
     async def repository_index(request: Request) -> list[IndexedModel]:
@@ -147,14 +147,14 @@ def router(runtime: Runtime) -> APIRouter:
         """As `POST /v1/models/{name}/load`. Configurations and files of one's own are refused. Needs an admin key."""
         catalog = runtime.changeable(request.scope["exchange"])
         check_load(await _parameters(runtime, request))
-        return _changed(await runtime.loader.load(catalog, name))
+        return _changed(await runtime.load(catalog, name))
 
     @routes.post("/repository/models/{name}/unload", summary="Unload a model", **change)
     async def repository_unload(name: str, request: Request) -> RepositoryChange:
         """As `POST /v1/models/{name}/unload`; no model depends on another. Needs an admin key."""
         catalog = runtime.changeable(request.scope["exchange"])
         check_unload(await _parameters(runtime, request))
-        return _changed(await runtime.loader.unload(catalog, name))
+        return _changed(await runtime.unload(catalog, name))
 
     return routes
 

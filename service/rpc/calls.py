@@ -111,7 +111,7 @@ class Calls:
         code, outcome = "CANCELLED", "cancelled"
         try:
             if guarded:
-                self.runtime.access.check(exchange, exchange.client)
+                await self.runtime.access.check(exchange, exchange.client)
             answer = await handle(exchange, read)
             content: bytes = answer if isinstance(answer, bytes) else answer.SerializeToString()
             code, outcome = "OK", "ok"

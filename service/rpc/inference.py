@@ -176,7 +176,9 @@ class _Methods:
     async def model_statistics(self, _: RpcExchange, read: Read) -> ModelStatisticsResponse:
         request = parsed(ModelStatisticsRequest, await read())
         layers = [self._layer(request)] if request.name else protocol.layers_of(self._runtime)
-        found = protocol.StatisticsAnswer(model_stats=[protocol.statistics_of(layer) for layer in layers])
+        found = protocol.StatisticsAnswer(
+            model_stats=[await protocol.statistics_of(self._runtime, layer) for layer in layers]
+        )
         return filled(ModelStatisticsResponse(), found)
 
     async def repository_index(self, _: RpcExchange, read: Read) -> RepositoryIndexResponse:
@@ -190,14 +192,14 @@ class _Methods:
         catalog = self._runtime.changeable(exchange)
         request = parsed(RepositoryModelLoadRequest, await read())
         protocol.check_load(parameters_of(request.parameters, "/parameters"))
-        await self._runtime.loader.load(catalog, request.model_name)
+        await self._runtime.load(catalog, request.model_name)
         return RepositoryModelLoadResponse()
 
     async def repository_unload(self, exchange: RpcExchange, read: Read) -> RepositoryModelUnloadResponse:
         catalog = self._runtime.changeable(exchange)
         request = parsed(RepositoryModelUnloadRequest, await read())
         protocol.check_unload(parameters_of(request.parameters, "/parameters"))
-        await self._runtime.loader.unload(catalog, request.model_name)
+        await self._runtime.unload(catalog, request.model_name)
         return RepositoryModelUnloadResponse()
 
     def _layer(self, request: Any) -> LoadedModel:

@@ -4,7 +4,7 @@ import logging
 
 import grpc
 
-from service.errors import ConfigurationError
+from service.listen import bracketed, rpc_refused
 from service.rpc import health, inference
 from service.rpc.calls import Calls
 from service.runtime import Runtime
@@ -26,8 +26,8 @@ class RpcServer:
         address: where, as clients take it.
     """
 
-    def __init__(self, settings: Settings, runtime: Runtime, port: int) -> None:
-        """Serve with the parts of `runtime` on a port, 0 for a free one.
+    def __init__(self, settings: Settings, runtime: Runtime, port: int, *, shared: bool = False) -> None:
+        """Serve with the parts of `runtime` on a port, 0 for a free one, perhaps `shared` by several processes.
 
         Raises:
             ConfigurationError: if the address cannot be had.
@@ -37,7 +37,7 @@ class RpcServer:
             ("grpc.max_receive_message_length", settings.max_body_mib * MIB),
             ("grpc.max_send_message_length", -1),
             ("grpc.per_message_decompression", 0),  # gRPC's own has no limit; see `Calls.read`
-            ("grpc.so_reuseport", 0),  # two services on one port would share its calls
+            ("grpc.so_reuseport", int(shared)),  # two services on one port would share its calls
         ]
         self._server = grpc.aio.server(options=options)
         for name, handlers in (
@@ -45,13 +45,11 @@ class RpcServer:
             (health.SERVICE, health.handlers(self._calls)),
         ):
             self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(name, handlers)])
-        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        host = bracketed(settings.host)
         try:
             bound = self._server.add_insecure_port(f"{host}:{port}")
         except RuntimeError as error:
-            raise ConfigurationError(
-                f"cannot listen on {host}:{port} for gRPC; choose another with ATTENTION_GRPC_PORT"
-            ) from error
+            raise rpc_refused(settings, port) from error
         self.address = f"{host}:{bound}"
 
     async def start(self) -> None:

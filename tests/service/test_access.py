@@ -1,3 +1,4 @@
+import asyncio
 import base64
 import time
 
@@ -7,6 +8,7 @@ from service.access import Access
 from service.errors import Forbidden, RateLimited, Unauthorized
 from service.metrics import Metrics
 from service.observe import Exchange
+from service.peers import Alone
 from service.settings import Settings
 
 
@@ -15,12 +17,13 @@ class Gate:
 
     def __init__(self, **fields):
         self.metrics = Metrics()
-        self.access = Access(Settings(**fields), self.metrics)
+        settings = Settings(**fields)
+        self.access = Access(settings, self.metrics, Alone(settings.rate_limit))
 
     def check(self, client=("192.0.2.1", 1234), **headers):
         """Raises unless a request with these headers may pass."""
         raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-        self.access.check(Exchange({"headers": raw}), client)
+        asyncio.run(self.access.check(Exchange({"headers": raw}), client))
 
     def refused(self):
         return self.metrics.registry.get_sample_value("attention_rejected_total", {"reason": "rate"}) or 0

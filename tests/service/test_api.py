@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -23,7 +22,6 @@ import numpy as np
 import pytest
 import zstandard
 from conftest import ROOT, Server, start_server
-from prometheus_client.parser import text_string_to_metric_families
 from wire import (
     JSON,
     NPY,
@@ -36,10 +34,16 @@ from wire import (
     bits,
     call,
     connect,
+    http_request,
+    metrics_of,
     npy,
+    raw,
+    read_reply,
     safetensors_file,
     send,
     tensor_object,
+    total,
+    until,
 )
 
 from models.reference import attention, self_attention
@@ -759,28 +763,8 @@ def test_the_service_is_live_and_ready(server: Server):
     assert ready.json()["device"] == "cpu"
 
 
-def metrics_of(server: Server) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    text = call(server.url, "GET", "/metrics").body.decode()
-    return {
-        (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(text) for sample in family.samples
-    }  # fmt: skip
-
-
-def total(metrics: dict[tuple[str, frozenset[tuple[str, str]]], float], name: str, **labels: str) -> float:
-    return sum(value for (found, has), value in metrics.items() if found == name and has >= set(labels.items()))
-
-
 def computed(metrics: Any) -> float:
     return total(metrics, "attention_batch_sequences_sum")
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 10) -> None:
-    """Wait for another process; fail when it takes too long."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def test_received_requests_are_the_sum_of_outcomes_and_those_in_progress(server: Server):
@@ -846,25 +830,6 @@ def test_head_has_no_body(server: Server):
 
 
 # ---- connections
-
-
-def raw(server: Server, timeout: float = 20) -> socket.socket:
-    host, port = server.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout)
-
-
-def http_request(body: bytes, path: str = "/v1/attention?model=lesson", extra: str = "") -> bytes:
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {JSON}\r\nContent-Length: {len(body)}\r\n{extra}\r\n"
-    return head.encode() + body
-
-
-def read_reply(file: Any) -> tuple[int, dict[str, str], bytes]:
-    status = int(file.readline().split()[1])
-    headers = {}
-    while line := file.readline().strip():
-        name, _, value = line.decode().partition(":")
-        headers[name.lower()] = value.strip()
-    return status, headers, file.read(int(headers["content-length"]))
 
 
 def test_pipelined_requests_are_answered_in_order(server: Server):
@@ -1018,8 +983,9 @@ def test_a_body_that_does_not_come_is_given_up(artifacts: Path):
 # ---- the end
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_service_that_is_stopped_under_load_answers_every_request(artifacts: Path, number: int):
+def test_a_service_that_is_stopped_under_load_answers_every_request(artifacts: Path, number: int, workers: str):
     """While it drains it says 503 and closes; no request that was sent is lost, and it exits with 0."""
     body = json.dumps({"inputs": draw("single-head-64", 16).tolist()}).encode()
     replies: list[tuple[float, Reply]] = []
@@ -1038,7 +1004,7 @@ def test_a_service_that_is_stopped_under_load_answers_every_request(artifacts: P
                 if reply.headers.get("connection") == "close":
                     connection.close()
 
-    with own_server(artifacts, ATTENTION_DRAIN_GRACE_S="1.5") as server:
+    with own_server(artifacts, ATTENTION_DRAIN_GRACE_S="1.5", ATTENTION_WORKERS=workers) as server:
         alone = attend(server.url, body).body
         threads = [threading.Thread(target=keep_posting, args=[server.url]) for _ in range(8)]
         for thread in threads:

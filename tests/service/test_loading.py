@@ -73,7 +73,10 @@ class Service:
 @contextmanager
 def running(artifacts: Path, folder: Path, **environment: str) -> Iterator[Service]:
     server = start_server(
-        artifacts, ATTENTION_MODEL_REPOSITORY=str(folder), ATTENTION_DEFAULT_MODEL="lesson", **environment
+        artifacts,
+        ATTENTION_MODEL_REPOSITORY=str(folder),
+        ATTENTION_DEFAULT_MODEL="lesson",
+        **({"ATTENTION_WORKERS": "2"} | environment),
     )
     try:
         yield Service(server, folder)

@@ -1,0 +1,222 @@
+"""HTTP/1.1 on one connection: uvicorn's own, with a deadline for headers and less to do for each request."""
+
+import asyncio
+import math
+import urllib.parse
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from service.errors import Unparsable
+from service.problems import MEDIA_TYPE, problem
+
+HEADER_TIMEOUT_S = 20.0
+"""Longest time a client may take to send the headers of a request it has begun, or its first one."""
+
+KEEP_ALIVE_S = 75.0
+"""Idle connections are kept this long: longer than the pools of usual clients and proxies, which close at 60 s."""
+
+
+class Protocol(HttpToolsProtocol):
+    """One connection."""
+
+    cycle: "Cycle"
+    _due = math.inf
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client connected: its first request must come."""
+        super().connection_made(transport)
+        self._due = self.loop.time() + HEADER_TIMEOUT_S
+        self._look()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client left."""
+        if self._timer is not None:
+            self._timer.cancel()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request has come."""
+        if self._due == math.inf or self.cycle is not None:
+            self._due = self.loop.time() + HEADER_TIMEOUT_S
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """Headers are complete: the request is handled from now on. Its body has a deadline of its own."""
+        self._due = math.inf
+        scope, version = self.scope, self.parser.get_http_version()
+        scope["method"] = self.parser.get_method().decode("ascii")
+        if version != "1.1":
+            scope["http_version"] = version
+        url = httptools.parse_url(self.url)
+        path = url.path.decode("ascii")
+        scope["raw_path"], scope["query_string"] = url.path, url.query or b""
+        scope["path"] = urllib.parse.unquote(path) if "%" in path else path
+        before = self.cycle
+        self.cycle = Cycle(
+            scope=scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=False,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=self.expect_100_continue,
+            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
+            on_response=self.on_response_complete,
+        )
+        self.cycle.on_answer = self.on_answer
+        if before is None or before.response_complete:
+            self._start_asgi_task(self.cycle, self.app)
+        else:  # pipelined
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self.app))
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP, unless an answer has begun already, and close."""
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+            error = Unparsable("what came is not a request of HTTP/1.1")
+            _, body, _ = problem(error, uuid.uuid4().hex)
+            head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: %s\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+            self.transport.write(head % (MEDIA_TYPE.encode(), len(body)) + body)
+        self.transport.close()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of a body has come; it is not copied before it is wanted whole."""
+        cycle = self.cycle
+        if cycle.response_complete:
+            return
+        cycle.pieces.append(body)
+        cycle.held += len(body)
+        if cycle.held > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        cycle.message_event.set()
+
+    def on_answer(self) -> None:
+        """The first bytes of an answer are about to be written."""
+
+    def on_response_complete(self) -> None:
+        """An answer has been written."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            cycle, app = self.pipeline.pop()
+            self._start_asgi_task(cycle, app)
+        else:
+            self._due = self.loop.time() + KEEP_ALIVE_S
+
+    def _look(self) -> None:
+        """Close the connection if what is waited for has not come in time; one timer serves every wait."""
+        now = self.loop.time()
+        if now >= self._due:
+            if not self.transport.is_closing():
+                self.transport.close()
+            return
+        self._timer = self.loop.call_later(min(self._due - now, HEADER_TIMEOUT_S), self._look)
+
+
+class Cycle(RequestResponseCycle):
+    """A request and its answer; the head of an answer leaves with the first bytes of its body, in one packet."""
+
+    on_answer: Callable[[], None]
+
+    def __init__(self, **kwargs: Any) -> None:
+        """See uvicorn's."""
+        super().__init__(**kwargs)
+        self.pieces: list[bytes] = []
+        self.held = 0
+        self._head = b""
+
+    async def send(self, message: Any) -> None:
+        """See the ASGI specification.
+
+        Raises:
+            RuntimeError: if the application breaks it.
+        """
+        if self.disconnected:
+            return
+        if not self.response_started:
+            if message["type"] != "http.response.start":
+                raise RuntimeError(f"an answer begins with http.response.start, not {message['type']}")
+            self.response_started = True
+            self.waiting_for_100_continue = False
+            self._head = self._headers(message["status"], message.get("headers", ()))
+            return
+        if self.response_complete or message["type"] != "http.response.body":
+            raise RuntimeError(f"{message['type']} has no place here")
+        if self.flow.write_paused:
+            await self.flow.drain()
+            if self.disconnected:
+                return
+        body, more = message.get("body", b""), message.get("more_body", False)
+        parts = [self._head] if self._head else []
+        if parts:
+            self._head = b""
+            self.on_answer()
+        if self.scope["method"] == "HEAD":
+            self.expected_content_length = 0
+        elif self.chunked_encoding:
+            if body:
+                parts += [b"%x\r\n" % len(body), body, b"\r\n"]
+            if not more:
+                parts.append(b"0\r\n\r\n")
+        else:
+            self.expected_content_length -= len(body)
+            if self.expected_content_length < 0:
+                raise RuntimeError("the body is longer than its content-length")
+            if body:
+                parts.append(body)
+        if parts:
+            self.transport.writelines(parts)
+        if not more:
+            if self.expected_content_length:
+                raise RuntimeError("the body is shorter than its content-length")
+            self.response_complete = True
+            self.message_event.set()
+            if not self.keep_alive:
+                self.transport.close()
+            self.on_response()
+
+    def _headers(self, status: int, headers: Any) -> bytes:
+        """The head of an answer."""
+        lines = [STATUS_LINE[status]]
+        for name, value in (*self.default_headers, *headers):
+            lines += (name, b": ", value, b"\r\n")
+            if name == b"content-length":
+                self.expected_content_length = int(value)
+                self.chunked_encoding = False
+            elif name == b"connection" and value == b"close":
+                self.keep_alive = False
+        if not self.keep_alive and b"close" not in lines:
+            lines.append(b"connection: close\r\n")
+        if self.chunked_encoding is None and self.scope["method"] != "HEAD" and status not in (204, 304):
+            self.chunked_encoding = True
+            lines.append(b"transfer-encoding: chunked\r\n")
+        lines.append(b"\r\n")
+        head = b"".join(lines)
+        if head.count(b"\n") != sum(line.endswith(b"\n") for line in lines):
+            raise RuntimeError("a header holds the end of a line")
+        return head
+
+    async def receive(self) -> Any:
+        """See the ASGI specification."""
+        if self.waiting_for_100_continue and not self.transport.is_closing():
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.waiting_for_100_continue = False
+        if not self.disconnected and not self.response_complete:
+            self.flow.resume_reading()
+            await self.message_event.wait()
+            self.message_event.clear()
+        if self.disconnected or self.response_complete:
+            return {"type": "http.disconnect"}
+        pieces, self.pieces, self.held = self.pieces, [], 0
+        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return {"type": "http.request", "body": body, "more_body": self.more_body}

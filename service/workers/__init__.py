@@ -1,0 +1,1 @@
+"""Several processes that serve as one: a supervisor, which accepts connections, and workers, which answer them."""

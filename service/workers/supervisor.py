@@ -1,0 +1,355 @@
+"""The supervisor: starts workers, accepts connections for them, and starts another where one ends.
+
+It computes nothing and loads no model. What concerns all workers goes through it: metrics, statistics, rates, and
+changes of what is served.
+"""
+
+import asyncio
+import logging
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from service.errors import ConfigurationError
+from service.exposition import Family, departed
+from service.listen import bind, bracketed, reserve, url_of
+from service.rate import Rate
+from service.settings import Settings
+from service.workers.channel import Channel, Failed, Gone
+from service.workers.connections import Connections, Seat
+from service.workers.journal import Journal
+from service.workers.share import share, worker_count
+from service.workers.states import States
+
+log = logging.getLogger(__name__)
+
+HUNG_S = 30.0
+"""A worker that has not been heard of for so long is killed: it speaks twice a second."""
+
+UNWELL_S = 30.0
+"""A worker that was ready and has not been for so long is replaced."""
+
+LOOK_EVERY_S = 1.0
+
+SETTLED_S = 10.0
+"""A worker that lived longer is replaced at once; others after a pause, which doubles from 1 s on."""
+
+LONGEST_PAUSE_S = 30.0
+
+KILL_AFTER_S = 5.0
+"""How much longer than `shutdown_timeout_s` a worker may take to end."""
+
+
+def serve(settings: Settings, on_ready: Callable[[str, str], None]) -> None:
+    """Serve with several workers until SIGINT or SIGTERM; see `service.server.serve`.
+
+    Raises:
+        ConfigurationError: if it cannot start as configured.
+    """
+    with bind(settings) as listener:
+        supervisor = Supervisor(settings, worker_count(settings), listener)
+        with asyncio.Runner() as runner:
+            runner.run(supervisor.run(on_ready))
+    if supervisor.fatal is not None:
+        raise supervisor.fatal
+
+
+class Worker:
+    """A worker process as the supervisor sees it.
+
+    Attributes:
+        heard: when it last said something, by `time.monotonic`.
+        talking: whether it has said anything yet.
+        ready: whether its own readiness check passes.
+        well: when that was last so; 0 if never.
+        leaving: whether it has been told to end.
+        last: its last metrics.
+    """
+
+    def __init__(self, number: int, process: asyncio.subprocess.Process, channel: Channel, seat: Seat) -> None:
+        self.number, self.process, self.channel, self.seat = number, process, channel, seat
+        self.started = self.heard = time.monotonic()
+        self.talking = self.ready = self.leaving = False
+        self.well = 0.0
+        self.last: list[Family] = []
+
+    def end(self, reason: str) -> None:
+        """Kill it."""
+        log.error("worker %d (process %d) %s; killing it", self.number, self.process.pid, reason)
+        if self.process.returncode is None:
+            self.process.kill()
+
+
+class Supervisor:
+    """The parent of `count` workers.
+
+    Attributes:
+        fatal: why the service could not start, if it could not.
+    """
+
+    def __init__(self, settings: Settings, count: int, listener: socket.socket) -> None:
+        """Nothing is started yet."""
+        self._settings, self._count, self._listener = settings, count, listener
+        self._states = States()
+        self._connections = Connections(self._states)
+        self._workers: dict[int, Worker] = {}
+        self._rate = Rate(settings.rate_limit)
+        self._turn = asyncio.Lock()
+        self._turn_of: Worker | None = None
+        self._journal = Journal()
+        self._departed: list[Family] = []
+        self._restarts = 0
+        self._farewells: list[asyncio.Future[None]] = []
+        self._first_loaded = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._at_once = asyncio.Event()
+        self._rpc: socket.socket | None = None
+        self._on_ready: Callable[[], None] | None = None
+        self.fatal: ConfigurationError | None = None
+
+    async def run(self, on_ready: Callable[[str, str], None]) -> None:
+        """Serve until a signal; `on_ready` as in `serve`."""
+        _allow_descriptors()
+        loop = asyncio.get_running_loop()
+        if self._settings.grpc_port is not None:
+            self._rpc = reserve(self._settings, self._settings.grpc_port)
+        host = bracketed(self._settings.host)
+        url, rpc = url_of(self._listener, self._settings), f"{host}:{self._rpc.getsockname()[1]}" if self._rpc else ""
+        self._on_ready = lambda: on_ready(url, rpc)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        self._connections.listen(self._listener)
+        keepers = [loop.create_task(self._keep(number)) for number in range(self._count)]
+        await self._stopping.wait()
+        await self._drain()
+        await asyncio.wait(keepers)
+        await self._connections.close()
+        log.info("stopped")
+
+    def _on_signal(self) -> None:
+        if self._stopping.is_set():
+            self._at_once.set()
+            for worker in self._workers.values():
+                worker.channel.tell("at_once")
+            return
+        log.info("stopping: answering what was accepted, refusing new work; signal again to stop at once")
+        self._stopping.set()
+
+    async def _drain(self) -> None:
+        """Go on accepting for a while and say no, so that clients and load balancers notice; then let workers end."""
+        for worker in self._workers.values():
+            worker.leaving = True
+            worker.channel.tell("drain")
+        if self.fatal is None and (len(self._connections) or self._rpc is not None):
+            await _either(self._at_once, self._settings.drain_grace_s)
+        self._connections.stop_listening()
+        for worker in self._workers.values():
+            worker.channel.tell("stop")
+
+    # ---- the life of one worker
+
+    async def _keep(self, number: int) -> None:
+        """Have a worker of this number until the service stops."""
+        if number:  # the first exports the graphs that the others read
+            await _any_of(self._first_loaded, self._stopping)
+        pause = 0.0
+        while not self._stopping.is_set():
+            worker = await self._started(number)
+            await self._until_ended(worker)
+            if self._stopping.is_set():
+                return
+            code = worker.process.returncode
+            if not self._first_loaded.is_set():
+                self._fail(f"the first worker ended with {code} before it was ready; its log lines say why")
+                return
+            lived = time.monotonic() - worker.started
+            pause = 0.0 if lived > SETTLED_S else min(LONGEST_PAUSE_S, max(1.0, 2 * pause))
+            self._restarts += 1
+            log.error("worker %d (process %d) ended with %s; another starts in %g s", number, worker.process.pid, code,
+                      pause)  # fmt: skip
+            await _either(self._stopping, pause)
+
+    async def _started(self, number: int) -> Worker:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        link, their_link = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        link.setblocking(False)
+        descriptors = (theirs.fileno(), their_link.fileno(), self._states.descriptor)
+        with theirs, their_link:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "service.workers.worker", *map(str, descriptors),
+                pass_fds=descriptors,
+                stdin=asyncio.subprocess.DEVNULL,
+                process_group=0,  # a terminal's Ctrl-C is the supervisor's to deal with
+            )  # fmt: skip
+        worker = Worker(number, process, await Channel.opened(ours), Seat(link))
+        self._introduce(worker)
+        self._workers[number] = worker
+        self._connections.seat(worker.seat)
+        return worker
+
+    def _introduce(self, worker: Worker) -> None:
+        """Tell a new worker what to be, and listen to what it says."""
+        mine = share(self._settings, self._count)
+        worker.channel.tell(
+            "hello",
+            {
+                "number": worker.number,
+                "settings": mine.model_dump(mode="json"),
+                "changes": self._journal.changes,
+                "grpc_port": self._rpc.getsockname()[1] if self._rpc else None,
+            },
+        )
+
+        async def state(said: dict[str, bool]) -> None:
+            self._heard(worker, loaded=said["loaded"], ready=said["ready"])
+
+        async def fatal(reason: str) -> None:
+            if self._first_loaded.is_set():
+                log.error("worker %d cannot start: %s", worker.number, reason)
+            else:
+                self._fail(reason)
+
+        async def leave(_: None) -> None:
+            await self._retire(worker)
+
+        async def turn(_: None) -> None:
+            await self._turn.acquire()
+            if worker.process.returncode is not None:
+                self._turn.release()
+            else:
+                self._turn_of = worker
+
+        async def turn_over(_: None) -> None:
+            self._end_turn(worker)
+
+        async def gather(asked: list[Any]) -> list[Any]:
+            return await self._gather(*asked)
+
+        async def tell(told: list[Any]) -> None:
+            await self._tell(worker, *told)
+
+        async def hit(caller: str) -> float:
+            return self._rate.hit(caller)
+
+        for handler in (state, fatal, leave, turn, turn_over, gather, tell, hit):
+            worker.channel.on(handler.__name__, handler)
+
+    async def _until_ended(self, worker: Worker) -> None:
+        """Watch over a worker until its process has ended, then clear up after it."""
+        ended = asyncio.ensure_future(worker.process.wait())
+        talk = asyncio.ensure_future(worker.channel.run())
+        told_to_end_at = 0.0
+        while not ended.done():
+            await asyncio.wait((ended,), timeout=LOOK_EVERY_S)
+            now = time.monotonic()
+            if ended.done():
+                break
+            if worker.leaving or self._stopping.is_set() or talk.done():
+                told_to_end_at = told_to_end_at or now
+                patience = 0.0 if self._at_once.is_set() else self._settings.shutdown_timeout_s
+                patience += self._settings.drain_grace_s + KILL_AFTER_S
+                if now - told_to_end_at > patience:
+                    worker.end("does not end")
+            elif now - worker.heard > HUNG_S:
+                worker.end("has not been heard of")
+            elif worker.well and not worker.ready and now - worker.well > UNWELL_S:
+                log.error("worker %d has not been ready for %.0f s", worker.number, now - worker.well)
+                await self._retire(worker)
+        self._connections.unseat(worker.seat)
+        await talk
+        del self._workers[worker.number]
+        self._departed = departed(self._departed, worker.last)
+        self._end_turn(worker)
+
+    def _heard(self, worker: Worker, *, loaded: bool, ready: bool) -> None:
+        worker.heard = time.monotonic()
+        worker.talking = True
+        worker.ready = worker.seat.ready = ready
+        if ready:
+            worker.well = worker.heard
+        if loaded:
+            self._first_loaded.set()
+        if self._on_ready is not None and sum(other.ready for other in self._workers.values()) == self._count:
+            self._on_ready()
+            self._on_ready = None
+
+    async def _retire(self, worker: Worker) -> None:
+        """Let a worker end in good order: what it has accepted is answered, its idle connections go to others."""
+        if worker.leaving:
+            return
+        worker.leaving, worker.seat.taking = True, False
+        worker.channel.tell("drain")
+        worker.channel.tell("give_back")
+        await asyncio.sleep(self._settings.drain_grace_s)
+        worker.channel.tell("stop")
+
+    def _fail(self, reason: str) -> None:
+        self.fatal = self.fatal or ConfigurationError(reason)
+        self._stopping.set()
+
+    # ---- what concerns all workers
+
+    async def _gather(self, question: str, argument: Any) -> list[Any]:
+        """What every worker answers; to the question for metrics, what there is to say of those that have ended too."""
+        asked = [worker for worker in self._workers.values() if worker.talking]
+        answers = await asyncio.gather(*(worker.channel.ask(question, argument) for worker in asked),
+                                       return_exceptions=True)  # fmt: skip
+        found = []
+        for worker, answer in zip(asked, answers, strict=True):
+            if not isinstance(answer, BaseException):
+                found.append(answer)
+                if question == "metrics":
+                    worker.last = answer
+            else:
+                log.warning("worker %d did not answer: %r", worker.number, answer)
+                if question == "metrics":  # what it said last, so that no counter falls
+                    found.append(worker.last)
+        if question == "metrics":
+            found += [self._departed, self._metrics()]
+        return found
+
+    def _metrics(self) -> list[Family]:
+        restarts = ["attention_worker_restarts_total", {}, self._restarts]
+        return [{"name": "attention_worker_restarts", "documentation": "", "type": "counter", "samples": [restarts]}]
+
+    async def _tell(self, teller: Worker, question: str, argument: Any) -> None:
+        self._journal.add(question, argument)
+        others = [worker for worker in self._workers.values() if worker is not teller and not worker.leaving]
+        said = await asyncio.gather(*(worker.channel.ask(question, argument, within_s=None) for worker in others),
+                                    return_exceptions=True)  # fmt: skip
+        for worker, answer in zip(others, said, strict=True):
+            if isinstance(answer, Failed):
+                log.error("worker %d could not follow: %s %s: %s", worker.number, question, argument, answer)
+                self._farewells.append(asyncio.ensure_future(self._retire(worker)))
+            elif isinstance(answer, BaseException) and not isinstance(answer, Gone):
+                raise answer
+
+    def _end_turn(self, worker: Worker) -> None:
+        if self._turn_of is worker:
+            self._turn_of = None
+            self._turn.release()
+
+
+async def _either(event: asyncio.Event, within_s: float) -> None:
+    """Wait for an event, or so long."""
+    try:
+        await asyncio.wait_for(event.wait(), within_s)
+    except TimeoutError:
+        return
+
+
+async def _any_of(*events: asyncio.Event) -> None:
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+
+
+def _allow_descriptors() -> None:
+    """Each connection takes a descriptor here and one in its worker: use what the system allows."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
