@@ -256,7 +256,7 @@ def total(metrics: dict[tuple[str, frozenset[tuple[str, str]]], float], name: st
     return sum(value for (found, has), value in metrics.items() if found == name and has >= set(labels.items()))
 
 
-def until(condition: Callable[[], bool], timeout_s: float = 10) -> None:
+def until(condition: Callable[[], bool], timeout_s: float = 30) -> None:
     """Wait for another process; fail when it takes too long."""
     deadline = time.monotonic() + timeout_s
     while not condition():

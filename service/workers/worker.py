@@ -57,16 +57,21 @@ class WorkerProtocol(Protocol):
         self._states[self.place] = State.ANSWERING
 
     def on_response_complete(self) -> None:
-        """An answer has been written, and leaves with the end of this turn of the loop, unless it is large."""
+        """An answer has been written: it has left already, unless the client reads slowly."""
         self._answered += 1
         super().on_response_complete()
-        self.loop.call_soon(self._rest)
+        if not self._rest():
+            self.loop.call_soon(self._rest)
 
-    def _rest(self) -> None:
+    def _rest(self) -> bool:
+        """Say what goes on between answers; whether all that was written has left."""
         if self._begun > self._answered:  # what was asked meanwhile
             self._states[self.place] = State.ASKED
-        elif not self.transport.is_closing() and not self.transport.get_write_buffer_size():
+        elif self.transport.is_closing() or self.transport.get_write_buffer_size():
+            return False
+        else:
             self._states[self.place] = State.IDLE
+        return True
 
     def give_back(self) -> None:
         """Let another worker have it, if nothing is going on."""
