@@ -1,6 +1,7 @@
 """A request and its answer between the wire and the queue: arrays and options, no bytes, no HTTP."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -24,6 +25,11 @@ def _comma_list(value: object) -> object:
     if isinstance(value, str):
         return [part.strip() for part in value.split(",", MOST_NAMES)]
     return value[: MOST_NAMES + 1] if isinstance(value, tuple) else value
+
+
+@lru_cache(maxsize=256)
+def _ordered(names: tuple[TensorName, ...]) -> tuple[TensorName, ...]:
+    return tuple(name for name in ALL_TENSOR_NAMES if name in names)
 
 
 class AnswerOptions(BaseModel):
@@ -65,9 +71,7 @@ class AnswerOptions(BaseModel):
     @property
     def wanted(self) -> tuple[TensorName, ...]:
         """The tensors asked for, each once, in the order of `ALL_TENSOR_NAMES`."""
-        if self.format == "bertviz":
-            return ("weights",)
-        return tuple(name for name in ALL_TENSOR_NAMES if name in self.returns)
+        return ("weights",) if self.format == "bertviz" else _ordered(self.returns)
 
 
 class Options(AnswerOptions):

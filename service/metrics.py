@@ -2,6 +2,7 @@
 
 import platform
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
@@ -170,9 +171,13 @@ class Metrics:
         )
         build = Info("attention_build", "Versions of the service and what it computes with.", registry=registry)
         build.info({"version": package_version(), "python": platform.python_version()} | _runtime_versions())
+        # Whoever looks a child up by its labels pays more for that than for counting.
+        self.ended = cache(self.requests.labels)
+        self.duration_of = cache(self.duration.labels)
+        self.stage_of = {stage: self.stage.labels(stage) for stage in STAGES}
+        self.batch_sequences_of = cache(self.batch_sequences.labels)
+        self.batch_tokens_of = cache(self.batch_tokens.labels)
         # A series that first appears with its first event hides that event from Prometheus' rate().
-        for stage in STAGES:
-            self.stage.labels(stage)
         for reason in REJECTIONS:
             self.rejected.labels(reason)
         for outcome in SHADOW_OUTCOMES:

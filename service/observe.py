@@ -82,8 +82,8 @@ def ended(metrics: Metrics, exchange: Exchange, method: str, status: str, outcom
     """Count a request that has ended, once, and write its log line."""
     elapsed = time.monotonic() - exchange.arrived
     metrics.in_progress.dec()
-    metrics.requests.labels(exchange.route, method, status, outcome).inc()
-    metrics.duration.labels(exchange.route).observe(elapsed)
+    metrics.ended(exchange.route, method, status, outcome).inc()
+    metrics.duration_of(exchange.route).observe(elapsed)
     if access_log.isEnabledFor(logging.DEBUG):
         request = exchange.request_id.decode()
         access_log.debug("%s %s %s %s %.3f ms", request, method, exchange.route, status, elapsed * 1e3)
