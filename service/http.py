@@ -87,6 +87,16 @@ class Protocol(HttpToolsProtocol):
             self.transport.write(head % (MEDIA_TYPE.encode(), len(body)) + body)
         self.transport.close()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """Handle a request: uvicorn's own, without a callback for its end."""
+        self.tasks.add(self.loop.create_task(self._handle(cycle, app)))
+
+    async def _handle(self, cycle: RequestResponseCycle, app: Any) -> None:
+        try:
+            await cycle.run_asgi(app)
+        finally:
+            self.tasks.discard(asyncio.current_task())  # type: ignore[arg-type]  # there is one
+
     def on_body(self, body: bytes) -> None:
         """A piece of a body has come; it is not copied before it is wanted whole."""
         cycle = self.cycle

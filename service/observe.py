@@ -6,8 +6,8 @@ import logging
 import math
 import re
 import time
-import uuid
 from collections.abc import Awaitable, Callable, MutableMapping
+from random import getrandbits
 from typing import Any
 
 from models.errors import AttentionError
@@ -53,7 +53,7 @@ class Exchange:
         self.deadline = math.inf
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         given = self.headers.get(b"x-request-id")
-        self.request_id = given if given is not None and PRINTABLE.fullmatch(given) else uuid.uuid4().hex.encode()
+        self.request_id = given if given is not None and PRINTABLE.fullmatch(given) else b"%032x" % getrandbits(128)
         self.route = "unmatched"
         self.status = 0
         self.close = False
