@@ -95,7 +95,7 @@ class Protocol(HttpToolsProtocol):
         try:
             await cycle.run_asgi(app)
         finally:
-            self.tasks.discard(asyncio.current_task())  # type: ignore[arg-type]  # there is one
+            self.tasks.discard(asyncio.current_task())
 
     def on_body(self, body: bytes) -> None:
         """A piece of a body has come; it is not copied before it is wanted whole."""
