@@ -264,6 +264,12 @@ class AttentionSpec(_Frozen):
         return self.logit_softcap is None and not isinstance(self.position, (Alibi, Relative))
 
     @property
+    def steady(self) -> bool:
+        """Whether tokens that follow, and are not seen, change nothing: they do where they slow the rotations."""
+        scaling = self.position.scaling if isinstance(self.position, Rope) else None
+        return not isinstance(scaling, (DynamicScaling, LongropeScaling))
+
+    @property
     def effective_scale(self) -> float:
         """The factor of the scores when a caller gives none: `scale`, or 1/sqrt(head_dim)."""
         return self.scale if self.scale is not None else 1 / math.sqrt(self.head_dim)

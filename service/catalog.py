@@ -224,13 +224,14 @@ def open_model(backends: Mapping[str, Backend], entry: Entry) -> Loaded:
     """
     spec = entry.spec
     runners: dict[str, Runner]
+    dtypes = dtypes_of(backends)
     if isinstance(entry, EncoderEntry):
         runners = {name: backend.encoder(entry) for name, backend in backends.items()}
-        differences = parity.check(parity.Stack(entry.spec), runners)
+        differences = parity.check(parity.Stack(entry.spec), runners, dtypes)
     else:
         layer = parity.Layer(spec.embed_dim, spec.num_heads, entry.spec.effective_scale, entry.weights.tensor_names)
         runners = {name: backend.layer(entry) for name, backend in backends.items()}
-        differences = parity.check(layer, runners)
+        differences = parity.check(layer, runners, dtypes)
     for runner in runners.values():
         runner.warm()
     digest = entry.weights.digest()
@@ -238,6 +239,11 @@ def open_model(backends: Mapping[str, Backend], entry: Entry) -> Loaded:
         tokenizer = Tokenizer(entry.tokenizer, entry.spec.vocab_size)
         return LoadedEncoder(entry, tokenizer, runners, differences, digest)
     return LoadedModel(entry, runners, differences, digest)
+
+
+def dtypes_of(backends: Mapping[str, Backend]) -> dict[str, str]:
+    """What each backend computes in."""
+    return {name: backend.info.dtype for name, backend in backends.items()}
 
 
 def _load(catalog: Catalog, entry: Entry, metrics: Metrics) -> None:
@@ -262,7 +268,7 @@ def _load_projections(catalog: Catalog, metrics: Metrics) -> None:
     layer = parity.Layer(7, 1, 5**-0.5, projections=Projections(query, key, value))
     catalog.projections = {name: backend.projections() for name, backend in catalog.backends.items()}
     try:
-        metrics.set_parity("projections", "", parity.check(layer, catalog.projections))
+        metrics.set_parity("projections", "", parity.check(layer, catalog.projections, dtypes_of(catalog.backends)))
     except Exception as error:  # noqa: BLE001 - as above
         log.error("projections: %s", error)
         catalog.failures.append(f"projections: {error}")

@@ -60,6 +60,11 @@ class Unit:
         return len(self.sequence.inputs)
 
     @property
+    def bucket(self) -> int:
+        """Tokens it is computed with: padding may come to its own."""
+        return self.job.runner.bucket(self.length)
+
+    @property
     def masked(self) -> bool:
         """Whether what its rows see takes a matrix to say, beyond all or all that came before."""
         window = self.job.window
@@ -71,7 +76,7 @@ class Unit:
         return visible(self.length, mask, is_causal=job.is_causal, window=job.window)
 
     def key(self) -> tuple[object, ...]:
-        """Units with equal keys may share a batch: one length, one layer, one graph, one scale."""
+        """Units with equal keys may share a batch: one bucket of lengths, one layer, one graph, one scale."""
         job, sequence = self.job, self.sequence
         bias = None if sequence.attn_bias is None else len(_with_heads(sequence.attn_bias))
         matrices = None if job.projections is None else id(job.projections)
@@ -79,13 +84,13 @@ class Unit:
 
     def kind(self) -> tuple[object, ...]:
         """Units of equal kinds take equally long."""
-        job = self.job
-        return (id(job.runner), self.length, job.wanted, job.is_causal, self.masked, self.sequence.attn_bias is None)
+        job, bias = self.job, self.sequence.attn_bias
+        return (id(job.runner), self.bucket, job.wanted, job.is_causal, self.masked, bias is None)
 
 
 def batch_limit(unit: Unit, most_sequences: int) -> int:
     """How many units of this one's key may share a batch: as many as pay for the runner, at least one."""
-    return max(1, min(most_sequences, unit.job.runner.batch_tokens // unit.length))
+    return max(1, min(most_sequences, unit.job.runner.batch_tokens // unit.bucket))
 
 
 def batch_of(units: Sequence[Unit]) -> Batch:

@@ -136,6 +136,11 @@ class FakeRunner:
         self.batch_tokens = batch_tokens
         self.batches = []
 
+    exact = True
+
+    def bucket(self, n):
+        return n
+
     def holds_scores(self, n, wanted):
         return True
 
@@ -157,6 +162,15 @@ class FakeRunner:
 
     def warm(self):
         pass
+
+
+class PaddingRunner(FakeRunner):
+    """Computes sequences padded to a multiple of 4 tokens, as a GPU's runners do with other steps."""
+
+    exact = False
+
+    def bucket(self, n):
+        return -(-n // 4) * 4
 
 
 class BrokenRunner(FakeRunner):

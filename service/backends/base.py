@@ -1,7 +1,7 @@
 """What a backend is: it turns a `Batch` into the tensors asked for, and does nothing else."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from models.repository import EncoderEntry, ModelEntry
@@ -22,7 +22,7 @@ class BackendInfo:
         name: the backend's name in the registry.
         device: such as `cpu` or `cuda:0`.
         provider: what the runtime truly runs on, such as `CPUExecutionProvider` or `torch`.
-        dtype: of the tensors it computes in.
+        dtype: what products are rounded to: `float64`, `float32`, or `tf32` where that was allowed.
     """
 
     name: str
@@ -33,13 +33,13 @@ class BackendInfo:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """b sequences of one length n that want the same.
+    """b sequences that want the same: of one length n, or of lengths that `Runner.bucket` makes one.
 
     Attributes:
         inputs: b arrays (n, embed_dim) float32; or, for an encoder, (n,) int64 token ids.
         masks: b arrays (n, n), True = may attend, or None if every row sees every column it may by `is_causal`. A
             layer's own causality and window are in these two; runners add none.
-        biases: b arrays (1, n, n) or (h, n, n), all alike, or None.
+        biases: b arrays (1, n, n) or (h, n, n), all of as many heads, or None.
         is_causal: rows see earlier columns only; never together with `masks`, which then hold causality too.
         scale: factor of the scores.
         wanted: names of the tensors to compute.
@@ -56,8 +56,17 @@ class Batch:
 
     @property
     def length(self) -> int:
-        """Tokens of each sequence, n."""
-        return len(self.inputs[0])
+        """Tokens of the longest sequence."""
+        return max(map(len, self.inputs))
+
+    def alone(self, i: int) -> "Batch":
+        """The sequence i by itself."""
+        return replace(
+            self,
+            inputs=self.inputs[i : i + 1],
+            masks=None if self.masks is None else self.masks[i : i + 1],
+            biases=None if self.biases is None else self.biases[i : i + 1],
+        )
 
 
 class Runner(Protocol):
@@ -67,13 +76,23 @@ class Runner(Protocol):
     def batch_tokens(self) -> int:
         """Tokens up to which a larger batch pays; a batch of one sequence may exceed it."""
 
+    @property
+    def exact(self) -> bool:
+        """Whether a sequence has the same bits alone and in company; else it has them within rounding."""
+
+    def bucket(self, n: int) -> int:
+        """Tokens that a sequence of n is computed with, n itself where the runner is exact.
+
+        Sequences for which it is the same number may share a batch.
+        """
+
     def holds_scores(self, n: int, wanted: Sequence[str]) -> bool:
         """Whether a matrix of scores is held, asked for or not, to compute these tensors for n tokens."""
 
     def run(self, batch: Batch) -> list[Tensors]:
         """Compute one mapping per sequence, with exactly the tensors wanted.
 
-        Called from several threads at once. The numbers for a sequence must not depend on the others in the batch.
+        Called from several threads at once. The numbers for a sequence do not depend on the others in the batch.
         A row that sees nothing may hold anything: the caller makes it zero. But its `projected` is what the output
         projection makes of zeros.
         """

@@ -107,6 +107,8 @@ class OnnxBackend:
 class OnnxRunner:
     """One exported layer, with a session for each set of tensors that has been asked for."""
 
+    exact = True
+
     def __init__(self, backend: OnnxBackend, graph: ModelProto, heads: int | None, *, stacked: bool) -> None:
         """Serve a graph.
 
@@ -125,6 +127,10 @@ class OnnxRunner:
         """Open the sessions of ordinary requests: outputs and weights, with and without a mask."""
         for masked in (False, True):
             self._sessions.get((Variant(("outputs", "weights"), masked=masked), "whole"))
+
+    def bucket(self, n: int) -> int:
+        """See `Runner.bucket`."""
+        return n
 
     def holds_scores(self, n: int, wanted: Sequence[str]) -> bool:
         """See `Runner.holds_scores`."""
@@ -207,6 +213,8 @@ class OnnxRunner:
 class OnnxEncoder:
     """One exported encoder, with a session for each layer that was the last one asked for: none is computed beyond."""
 
+    exact = True
+
     def __init__(self, backend: OnnxBackend, graph: ModelProto, spec: EncoderSpec) -> None:
         """Serve `graph`."""
         self.backend, self.graph, self.spec = backend, graph, spec
@@ -217,6 +225,10 @@ class OnnxEncoder:
         """Open the sessions of the first layer alone and of all layers."""
         for layer in (0, self.spec.num_layers - 1):
             self._sessions.get(layer)
+
+    def bucket(self, n: int) -> int:
+        """See `Runner.bucket`."""
+        return n
 
     def holds_scores(self, n: int, wanted: Sequence[str]) -> bool:
         """See `Runner.holds_scores`."""

@@ -38,7 +38,7 @@ class ReferenceBackend:
 class ReferenceRunner:
     """A layer of the repository, or, without one, a caller's own projections."""
 
-    batch_tokens = 0
+    batch_tokens, exact = 0, True
 
     def __init__(self, entry: ModelEntry | None) -> None:
         """Serve `entry`."""
@@ -48,6 +48,10 @@ class ReferenceRunner:
 
     def warm(self) -> None:
         """Nothing to prepare."""
+
+    def bucket(self, n: int) -> int:
+        """See `Runner.bucket`."""
+        return n
 
     def holds_scores(self, n: int, wanted: Sequence[str]) -> bool:
         """See `Runner.holds_scores`."""
@@ -89,7 +93,7 @@ class ReferenceRunner:
 class ReferenceEncoder:
     """An encoder of the repository."""
 
-    batch_tokens = 0
+    batch_tokens, exact = 0, True
 
     def __init__(self, entry: EncoderEntry) -> None:
         """Serve `entry`."""
@@ -97,6 +101,10 @@ class ReferenceEncoder:
 
     def warm(self) -> None:
         """Nothing to prepare."""
+
+    def bucket(self, n: int) -> int:
+        """See `Runner.bucket`."""
+        return n
 
     def holds_scores(self, n: int, wanted: Sequence[str]) -> bool:
         """See `Runner.holds_scores`."""

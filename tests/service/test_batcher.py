@@ -17,6 +17,7 @@ from fakes import (
     GatedRunner,
     MiscountingRunner,
     OverflowingRunner,
+    PaddingRunner,
     Panic,
     dying,
     numbers_of,
@@ -165,6 +166,22 @@ async def test_biases_for_one_head_and_for_several_do_not_meet_in_a_batch():
     assert bench.slots.numbers == [[1], [2, 4], [3, 5]]
     assert [answer_of(ticket) for ticket in tickets] == [[2], [3], [4], [5]]
     assert bench.sample("batch_failures_total", backend="fake") is None
+
+
+async def test_lengths_of_one_bucket_share_a_batch_and_their_padding_is_counted():
+    """What a GPU computes for nothing is to be seen."""
+    bench, runner, exact = Bench(), PaddingRunner(), FakeRunner()
+    bench.submit(unit(1, exact, 3))
+    for number, length in ((2, 5), (3, 9), (4, 7), (5, 8)):
+        bench.submit(unit(number, runner, length))
+
+    bench.slots.finish()
+    assert bench.sample("padded_tokens_total", backend="fake") == 0
+    bench.slots.finish_all()
+
+    assert bench.slots.numbers == [[1], [2, 4, 5], [3]]
+    assert bench.sample("padded_tokens_total", backend="fake") == 3 + 1 + 0 + 3
+    assert bench.sample("batch_tokens_sum", backend="fake") == 3 + 5 + 9 + 7 + 8
 
 
 async def test_one_key_is_served_first_in_first_out():

@@ -2,7 +2,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from fakes import FakeRunner, unit
+from fakes import FakeRunner, PaddingRunner, unit
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -53,6 +53,31 @@ def test_whatever_changes_the_computation_changes_the_key(different):
     same = {"runner": FakeRunner()}
 
     assert unit(1, **same).key() != unit(1, **same | different).key()
+
+
+def test_lengths_of_one_bucket_have_one_key():
+    """Where a runner pads, whoever has as much room may come along; and the room is what counts."""
+    runner = PaddingRunner(batch_tokens=16)
+
+    assert unit(1, runner, 5).key() == unit(2, runner, 8).key() != unit(3, runner, 9).key()
+    assert batch_limit(unit(1, runner, 5), 64) == 2
+
+
+def test_a_batch_of_several_lengths_holds_each_as_it_is():
+    """Padding is the runner's business."""
+    runner = PaddingRunner()
+    units = [
+        unit(i, runner, n, mask=np.eye(n, dtype=bool), bias=np.zeros((n, n), np.float32)) for i, n in ((1, 5), (2, 7))
+    ]
+
+    batch = batch_of(units)
+
+    assert [len(x) for x in batch.inputs] == [5, 7]
+    assert [mask.shape for mask in batch.masks] == [(5, 5), (7, 7)]
+    assert [bias.shape for bias in batch.biases] == [(1, 5, 5), (1, 7, 7)]
+    assert batch.length == 7
+    assert batch.alone(0).length == 5
+    assert batch.alone(1).masks == batch.masks[1:]
 
 
 def test_a_bias_of_one_head_has_one_key_however_it_is_nested():

@@ -30,6 +30,7 @@ class Played:
     right: Runner
     change: object
     batch_tokens: int = 0
+    exact: bool = True
 
     def warm(self) -> None:
         """Nothing to prepare."""
@@ -212,6 +213,35 @@ def test_an_answer_that_depends_on_its_batch_is_an_error(right, tensor):
 
     with pytest.raises(ParityError, match=rf"^eager computes other {tensor} alone than in a batch: n=33"):
         parity.check(LAYER, {"eager": Played(right, change), "reference": right})
+
+
+def test_an_answer_may_depend_on_its_batch_where_nothing_else_is_promised(right):
+    """On a GPU, unless determinism is asked for; within the tolerance all the same."""
+
+    def change(batch, i, tensors):
+        if len(batch.inputs) > 1:
+            tensors["outputs"] *= np.float32(1 + by)
+
+    by = 1e-6
+    parity.check(LAYER, {"eager": Played(right, change, exact=False), "reference": right})
+    by = 1e-3
+    with pytest.raises(ParityError, match="eager-reference differ"):
+        parity.check(LAYER, {"eager": Played(right, change, exact=False), "reference": right})
+
+
+@pytest.mark.parametrize(("by", "passes"), [(1e-3, True), (0.5, False)])
+def test_tf32_may_be_as_coarse_as_it_is(right, by, passes):
+    """Who allows it expects differences of about 1e-3, and still learns of wrong answers."""
+    runners, dtypes = (
+        {"eager": Played(right, skewed(by)), "reference": right},
+        {"eager": "tf32", "reference": "float64"},
+    )
+
+    if passes:
+        parity.check(LAYER, runners, dtypes)
+    else:
+        with pytest.raises(ParityError, match="eager-reference differ"):
+            parity.check(LAYER, runners, dtypes)
 
 
 def test_the_cases_cover_masks_biases_and_causality():
