@@ -70,7 +70,8 @@ class Encoder(nn.Module):
 
     def embed(self, ids: Tensor) -> Tensor:
         """Token ids (b, n) to what the first layer is given, (b, n, embed_dim)."""
-        places = torch.arange(ids.shape[1], device=ids.device) + self.position_offset  # (n,)
+        # Counted from the ids, not from their shape: a graph for a GPU would have to ask the CPU for that.
+        places = (ids[0] * 0 + 1).cumsum(0) - 1 + self.position_offset  # (n,)
         x = F.embedding(ids, self.word)
         if self.token_type is not None:
             x = x + self.token_type[0]

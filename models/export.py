@@ -22,7 +22,7 @@ from models.types import TENSOR_NAMES
 from models.weights import AttentionWeights
 
 OPSET = 20
-EXPORTER = f"self-attention/3 opset/{OPSET} torch/{torch.__version__.split('+')[0]} onnx/{onnx.__version__}"
+EXPORTER = f"self-attention/4 opset/{OPSET} torch/{torch.__version__.split('+')[0]} onnx/{onnx.__version__}"
 """Whatever makes two exports of equal weights differ."""
 
 BATCH = "batch"
