@@ -14,6 +14,12 @@ BACKENDS = {
 }
 """Name to `module:class`: a runtime is imported when it is opened, not before."""
 
+ON_CUDA = {
+    "eager": "service.backends.eager_cuda:CudaEagerBackend",
+    "onnx": "service.backends.onnx_cuda:CudaOnnxBackend",
+}
+"""Those that take another class on a GPU."""
+
 
 def open_backend(name: str, device: Device, settings: Settings) -> Backend:
     """Start the backend of that name on a device.
@@ -21,5 +27,6 @@ def open_backend(name: str, device: Device, settings: Settings) -> Backend:
     Raises:
         ConfigurationError: if it does not run there.
     """
-    module, _, attribute = BACKENDS[name].partition(":")
+    place = ON_CUDA.get(name, BACKENDS[name]) if device.kind == "cuda" else BACKENDS[name]
+    module, _, attribute = place.partition(":")
     return cast(Backend, getattr(import_module(module), attribute)(device, settings))

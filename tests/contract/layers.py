@@ -1,11 +1,13 @@
 """Layers that every backend must compute alike, and the way from a sequence to its answer that the service takes."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from models.reference import self_attention
 from models.repository import ModelEntry
@@ -18,6 +20,10 @@ from service.devices import Device
 from service.messages import Options
 from service.packing import Job, Unit, answer, batch_of
 from service.settings import Settings
+
+DEVICE = Device(os.environ.get("TEST_DEVICE", "cpu"))
+DETERMINISTIC = bool(os.environ.get("TEST_DETERMINISTIC"))
+"""Where the laws are tried: `TEST_DEVICE=cuda pytest tests/contract`, and once more with `TEST_DETERMINISTIC=1`."""
 
 
 def make_layer(
@@ -133,9 +139,9 @@ WIDE: dict[str, ModelEntry] = {
 
 @lru_cache
 def backend(name: str, artifacts: Path) -> Backend:
-    """The backend of that name on the CPU."""
+    """The backend of that name on `DEVICE`."""
     assert name in BACKENDS
-    return open_backend(name, Device("cpu"), Settings(artifacts=artifacts, device="cpu"))
+    return open_backend(name, DEVICE, Settings(artifacts=artifacts, deterministic=DETERMINISTIC))
 
 
 @lru_cache
@@ -148,6 +154,12 @@ def layer_runner(name: str, layer: str, artifacts: Path) -> Runner:
 def projections_runner(name: str, artifacts: Path) -> Runner:
     """The runner of a caller's own matrices on a backend, loaded once."""
     return backend(name, artifacts).projections()
+
+
+def skip_unless_exact(runner: Runner) -> None:
+    """On a GPU, who does not ask for determinism is promised equality within rounding only."""
+    if not runner.exact:
+        pytest.skip("not promised here without TEST_DETERMINISTIC=1")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from conftest import ROOT, empty_repository
 
 from models.types import SequenceInput
 from service.backends.onnx import FUSE_FROM, TILE_FROM
-from tests.contract.layers import LAYERS, assert_close, attend, backend, draw_sequence, layer_runner
+from tests.contract.layers import DEVICE, LAYERS, assert_close, attend, backend, draw_sequence, layer_runner
 
 PLAIN = ("heads", "grouped", "projecting", "rotary", "interleaved", "dynamic")
 SCORING = ("alibi", "relative", "capped")
@@ -50,7 +50,8 @@ def test_outputs_alone_are_the_outputs_beside_weights(layer: str, n: int, artifa
                 for a, b in zip(found, explicit, strict=True):
                     assert a.dead == b.dead, label
                     assert_close(a[tensor], b[tensor], 1e-5, label)
-                np.testing.assert_array_equal(alone[0][tensor], found[0][tensor], err_msg=label)
+                if runner.exact:
+                    np.testing.assert_array_equal(alone[0][tensor], found[0][tensor], err_msg=label)
 
 
 @pytest.mark.parametrize("name", ["onnx", "eager"])
@@ -58,6 +59,8 @@ def test_scores_are_held_only_where_they_must_be(name: str, artifacts: Path):
     """What a limit on memory counts."""
     plain, scoring = (layer_runner(name, layer, artifacts) for layer in ("heads", "alibi"))
 
+    if name == "onnx" and DEVICE.kind == "cuda":
+        pytest.skip("its graphs have no fused kernel there")
     assert not plain.holds_scores(TILE_FROM, ("outputs",))
     assert not plain.holds_scores(TILE_FROM, ("query", "outputs"))
     assert plain.holds_scores(TILE_FROM, ("outputs", "weights"))

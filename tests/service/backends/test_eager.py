@@ -1,6 +1,5 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,11 +9,9 @@ from models.types import TENSOR_NAMES
 from service.backends.base import Batch
 from service.backends.eager import EagerBackend
 from service.devices import Device
-from tests.contract.layers import WIDE, assert_close, draw_sequence
+from tests.contract.layers import WIDE, draw_sequence
 
 ENTRY = WIDE["wide-heads"]
-
-needs_cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")]
 
 
 def batch_of(n: int, count: int, *, seed: int = 0, masked: bool = False, wanted=TENSOR_NAMES) -> Batch:
@@ -97,38 +94,3 @@ def test_warming_leaves_no_trace(settings):
     warm.warm()
 
     assert same_bits(warm.run(batch_of(9, 2)), cold.run(batch_of(9, 2)))
-
-
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_a_gpu_stacks_unless_determinism_is_asked_for(settings, deterministic, monkeypatch):
-    """A CPU never stacks: torch folds several sequences into one product, and picks another kernel for it."""
-    asked = settings.model_copy(update={"deterministic": deterministic})
-    monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(allow_tf32=True))
-
-    assert EagerBackend(Device("cuda", 1), asked).stacked is not deterministic
-    assert not torch.backends.cuda.matmul.allow_tf32
-    assert EagerBackend(Device("cpu"), asked).stacked is False
-
-
-@pytest.mark.parametrize("case", [pytest.param("cuda", marks=needs_cuda)])
-def test_cuda_equals_the_cpu(settings, case):
-    """Within 1e-4 of the largest value, rows that see nothing aside: their content is unspecified."""
-    cpu, gpu = (EagerBackend(Device(kind), settings).layer(ENTRY) for kind in ("cpu", case))
-    for n in (1, 2, 33, 128):
-        for wanted in (("outputs",), TENSOR_NAMES):
-            batch = batch_of(n, 3, wanted=wanted)
-            for a, b in zip(cpu.run(batch), gpu.run(batch), strict=True):
-                for name in wanted:
-                    assert_close(b[name], a[name], 1e-4, name)
-
-
-@pytest.mark.parametrize("case", [pytest.param("cuda", marks=needs_cuda)])
-def test_deterministic_cuda_has_the_same_bits_alone_and_in_company(settings, case):
-    """What `ATTENTION_DETERMINISTIC` promises."""
-    runner = EagerBackend(Device(case), settings.model_copy(update={"deterministic": True})).layer(ENTRY)
-    for n in (1, 2, 33, 128):
-        for wanted in (("outputs",), TENSOR_NAMES):
-            batch = batch_of(n, 4, wanted=wanted)
-            alone = [runner.run(Batch((x,), None, None, False, 0.25, wanted))[0] for x in batch.inputs]
-
-            assert same_bits(runner.run(batch), alone)

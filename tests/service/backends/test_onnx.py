@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import onnxruntime as ort
 import pytest
-import torch
 
 from models.types import TENSOR_NAMES, Projections, SequenceInput
 from service.backends import onnx as module
@@ -16,18 +15,10 @@ from service.backends.base import Batch
 from service.backends.onnx import OnnxBackend
 from service.devices import Device
 from service.errors import ConfigurationError
-from tests.contract.layers import WIDE, assert_close, attend, draw_sequence
+from tests.contract.layers import WIDE, attend, draw_sequence
 
 ENTRY = WIDE["wide-heads"]
 WANTED = [w for size in (1, 2) for w in itertools.combinations(TENSOR_NAMES, size)]
-
-needs_cuda = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device"),
-    pytest.mark.skipif(
-        "CUDAExecutionProvider" not in ort.get_available_providers(), reason="this ONNX Runtime has no CUDA provider"
-    ),
-]
 
 
 def batch_of(n: int, count: int, *, seed: int = 0, masked: bool = False, wanted=TENSOR_NAMES) -> Batch:
@@ -222,27 +213,3 @@ def test_inputs_may_lie_anywhere_in_memory(backend):
 
     for name in TENSOR_NAMES:
         np.testing.assert_array_equal(odd[name], plain[name])
-
-
-@pytest.mark.parametrize("case", [pytest.param("cuda", marks=needs_cuda)])
-def test_cuda_equals_the_cpu(settings, case):
-    """Within 1e-4 of the largest value, and on the provider it claims."""
-    cpu, gpu = (OnnxBackend(Device(kind), settings) for kind in ("cpu", case))
-    assert gpu.info.provider == "CUDAExecutionProvider"
-    runners = cpu.layer(ENTRY), gpu.layer(ENTRY)
-    for n in (1, 2, 33, 128):
-        batch = batch_of(n, 3)
-        for a, b in zip(*(runner.run(batch) for runner in runners), strict=True):
-            for name in TENSOR_NAMES:
-                assert_close(b[name], a[name], 1e-4, name)
-
-
-@pytest.mark.parametrize("case", [pytest.param("cuda", marks=needs_cuda)])
-def test_deterministic_cuda_has_the_same_bits_alone_and_in_company(settings, case):
-    """What `ATTENTION_DETERMINISTIC` promises."""
-    runner = OnnxBackend(Device(case), settings.model_copy(update={"deterministic": True})).layer(ENTRY)
-    for n in (1, 2, 33, 128):
-        batch = batch_of(n, 4)
-        alone = [runner.run(Batch((x,), None, None, False, 0.25, TENSOR_NAMES))[0] for x in batch.inputs]
-
-        assert same_bits(runner.run(batch), alone)

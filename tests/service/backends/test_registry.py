@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from service.backends import BACKENDS, open_backend
+from service.backends import BACKENDS, ON_CUDA, open_backend
 from service.devices import Device
 from tests.contract.layers import make_layer
 
@@ -17,6 +17,16 @@ def test_a_backend_is_opened_by_its_name(name, settings):
     assert backend.info.name == name
     module, _, attribute = BACKENDS[name].partition(":")
     assert type(backend) is getattr(importlib.import_module(module), attribute)
+
+
+@pytest.mark.parametrize("name", ON_CUDA)
+def test_a_gpu_takes_a_class_of_its_own(name, settings, monkeypatch):
+    """For the backends that have one; the reference computes on the CPU wherever it is."""
+    module, _, attribute = ON_CUDA[name].partition(":")
+    monkeypatch.setattr(importlib.import_module(module), attribute, lambda device, settings: (device, settings))
+
+    assert open_backend(name, Device("cuda", 1), settings) == (Device("cuda", 1), settings)
+    assert open_backend("reference", Device("cuda", 1), settings).info.device == "cpu"
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -43,6 +53,8 @@ def test_a_runner_can_be_warmed_and_says_how_much_pays(name, settings):
         runner.warm()
 
         assert runner.batch_tokens >= 0
+        assert runner.exact
+        assert [runner.bucket(n) for n in (1, 7, 600)] == [1, 7, 600]
 
 
 @pytest.mark.parametrize("name", ["eager", "onnx"])
