@@ -10,6 +10,7 @@ from service.commands.demo import demo
 from service.commands.doctor import doctor
 from service.commands.export import export
 from service.commands.import_ import import_
+from service.commands.measure import measure
 from service.commands.models import models
 from service.commands.run import run
 from service.commands.serve import serve
@@ -21,7 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (serve, demo, run, import_, export, doctor):
+for command in (serve, demo, run, import_, export, doctor, measure):
     app.command(command.__name__.strip("_"))(command)
 app.add_typer(models, name="models")
 

@@ -41,7 +41,7 @@ def test_help_names_every_command_and_says_what_it_does(attention):
     done = attention("--help")
 
     assert done.returncode == 0
-    for command in ("serve", "demo", "run", "models", "import", "export", "doctor"):
+    for command in ("serve", "demo", "run", "models", "import", "export", "doctor", "measure"):
         assert command in done.stdout
         assert attention(command, "--help").returncode == 0
 
