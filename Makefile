@@ -3,7 +3,7 @@ VENV ?= .venv
 export VENV
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve demo test parity lint format bench-overhead loadtest proto clean
+.PHONY: help setup setup-dev serve demo test parity lint format bench bench-overhead loadtest proto clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -39,8 +39,11 @@ format: setup-dev ## Format the code
 	@$(BIN)/ruff format -q .
 	@$(BIN)/ruff check --fix -q .
 
-bench-overhead: setup-dev ## Idle overhead of the service: a lone small request less its compute time
-	@$(BIN)/python -m loadtest.overhead $(ARGS)
+bench: setup-dev ## Benchmarks: bench-report/report.md, with pictures; ARGS=--quick for a first impression
+	@$(BIN)/python -m loadtest.bench $(ARGS)
+
+bench-overhead: setup-dev ## Of those, the idle overhead: a lone small request less its compute time
+	@$(BIN)/python -m loadtest.bench stages --cases S --formats safetensors --out bench-report/overhead $(ARGS)
 
 loadtest: setup-dev ## Locust against URL=… (default http://127.0.0.1:8000), headless, 30 s
 	@$(BIN)/locust -f loadtest/locustfile.py --headless -u 8 -r 8 -t 30s --host $(or $(URL),http://127.0.0.1:8000) $(ARGS)

@@ -1,0 +1,1 @@
+"""What the service costs and does, measured: `make bench`."""
