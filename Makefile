@@ -3,7 +3,7 @@ VENV ?= .venv
 export VENV
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve demo test parity lint format bench bench-overhead loadtest proto clean
+.PHONY: help setup setup-dev serve demo test parity lint format bench bench-overhead bench-peers loadtest proto clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -45,6 +45,9 @@ bench: setup-dev ## Benchmarks: bench-report/report.md, with pictures; ARGS=--qu
 bench-overhead: setup-dev ## Of those, the idle overhead: a lone small request less its compute time
 	@$(BIN)/python -m loadtest.bench stages --cases S --formats safetensors --out bench-report/overhead $(ARGS)
 
+bench-peers: setup-dev ## Other servers beside this one, installed into .bench-peers; same work, same run
+	@$(BIN)/python -m loadtest.peers $(ARGS)
+
 loadtest: setup-dev ## Locust against URL=… (default http://127.0.0.1:8000), headless, 30 s
 	@$(BIN)/locust -f loadtest/locustfile.py --headless -u 8 -r 8 -t 30s --host $(or $(URL),http://127.0.0.1:8000) $(ARGS)
 
@@ -53,4 +56,4 @@ proto: setup-dev ## Generate the messages of gRPC from their .proto files
 	@scripts/proto $(BIN)/python
 
 clean: ## Remove the virtual environment, caches and exported graphs
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis models/artifacts/*/ test-artifacts
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis models/artifacts/*/ test-artifacts .bench-peers
