@@ -14,7 +14,7 @@ from loadtest.bench.choices import choices
 from loadtest.bench.http import Failed
 from loadtest.bench.machine import facts
 from loadtest.bench.options import add_common, positive, several
-from loadtest.bench.processes import started_service
+from loadtest.bench.processes import end_in_order, started_service
 from loadtest.bench.results import Results, Row
 from loadtest.bench.sections import Plan
 
@@ -119,6 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan, wanted = plan_of(options), options.sections or SECTIONS
     rows: list[Row] = []
     begun = time.monotonic()
+    end_in_order()
     try:
         with tempfile.TemporaryDirectory(prefix="attention-bench-") as folder:
             for row in measured(plan, wanted, Path(folder)):

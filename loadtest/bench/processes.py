@@ -144,7 +144,13 @@ def started_service(folder: Path, device: str = "auto", workers: int = 0) -> Ite
         environment["ATTENTION_WORKERS"] = str(workers)
     command = (sys.executable, "-m", "service", "serve", "--host", "127.0.0.1", "--port", str(port))
     with started(command, port, "/healthz/ready", environment, Path(__file__).parents[2]) as server:
+        _wait_for_workers(server.port)
         yield server
+
+
+def end_in_order() -> None:
+    """From now on SIGTERM ends this process as an error would, so that no server outlives it."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def get(path: str) -> Request:
@@ -164,6 +170,18 @@ def _wait_until_ready(process: "subprocess.Popen[bytes]", port: int, path: str) 
         else:
             return
     raise Failed(f"it was not ready after {START_TIMEOUT_S:g} s")
+
+
+def _wait_for_workers(port: int) -> None:
+    """The service is ready once one of its workers is; what is measured is all of them."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        lines = ask(port, get("/metrics")).body.decode().splitlines()
+        found = dict(line.split() for line in lines if line.startswith("attention_workers"))
+        if found.get("attention_workers") == found.get("attention_workers_ready"):
+            return
+        time.sleep(POLL_S * 4)
+    raise Failed(f"its workers were not ready after {START_TIMEOUT_S:g} s")
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:

@@ -21,7 +21,7 @@ from loadtest.bench.http import Failed, Request
 from loadtest.bench.machine import facts
 from loadtest.bench.measure import figures, loaded, prepare
 from loadtest.bench.options import add_common, positive, several
-from loadtest.bench.processes import PORTS, Server, free_port, started, started_service
+from loadtest.bench.processes import PORTS, Server, end_in_order, free_port, started, started_service
 from loadtest.bench.results import Results, Row
 from loadtest.bench.work import Case, Layer
 from loadtest.peers import PEERS, report
@@ -67,7 +67,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--workers", type=positive, default=0, help="ATTENTION_WORKERS of this service (default: not set)"
     )
-    made.add_argument("--peer-workers", type=positive, default=1, help="workers of mosec (default: %(default)s)")
+    made.add_argument(
+        "--peer-workers",
+        type=positive,
+        default=1,
+        help="processes of the peers that can have several, among which the cores are divided (default: %(default)s)",
+    )
     made.add_argument(
         "--environments",
         type=Path,
@@ -107,7 +112,7 @@ def running(name: str, plan: Plan, folder: Path) -> AbstractContextManager[Serve
     peer, port = PEERS[name], free_port()
     programs = installed(plan.environments, peer.environment, peer.requirements).absolute()
     places = {"bin": str(programs), "port": str(port)} | {f"port{i}": str(port + i) for i in range(1, PORTS)}
-    workers = plan.peer_workers if peer.environment == "mosec" else 1
+    workers = plan.peer_workers if peer.scales else 1
     variables = variables_of(peer, folder / "graphs", workers, places)
     return started([part.format(**places) for part in peer.command], port, peer.ready, variables, folder)
 
@@ -172,6 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out: Path = options.pop("out")
     plan = Plan(**(options | {"cases": tuple(work.cases()[name] for name in options["cases"])}))
     rows: list[Row] = []
+    end_in_order()
     try:
         with tempfile.TemporaryDirectory(prefix="attention-peers-") as folder:
             for row in measured(plan, Path(folder)):

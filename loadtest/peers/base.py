@@ -26,6 +26,7 @@ class Peer:
         ready: a path that answers 200 once it is ready.
         formats: by kind, `json` or `binary`.
         skips: names of cases that it cannot do.
+        scales: whether it can have several workers.
     """
 
     name: str
@@ -37,3 +38,4 @@ class Peer:
     formats: Mapping[str, Format]
     variables: Mapping[str, str] = field(default_factory=dict)
     skips: frozenset[str] = frozenset()
+    scales: bool = False

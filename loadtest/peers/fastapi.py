@@ -19,5 +19,6 @@ PEERS = (
         command=("{bin}/python", str(SERVERS / "fastapi_server.py"), "{port}"),
         ready="/ready",
         formats={"json": plain_json("/json"), "binary": packed("/msgpack")},
+        scales=True,
     ),
 )

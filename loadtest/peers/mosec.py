@@ -20,6 +20,7 @@ PEERS = (
         command=COMMAND,
         ready="/",
         formats={"json": plain_json("/inference")},
+        scales=True,
     ),
     Peer(
         name="mosec-msgpack",
@@ -30,5 +31,6 @@ PEERS = (
         ready="/",
         formats={"binary": packed("/inference")},
         variables={"BENCH_BINARY": "1"},
+        scales=True,
     ),
 )

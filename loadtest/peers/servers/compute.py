@@ -17,12 +17,13 @@ MOST = 16
 
 
 class Attention:
-    """The layers of `BENCH_MODELS`, by the width of their inputs, on `BENCH_THREADS` threads."""
+    """The layers of `BENCH_MODELS`, by the width of their inputs."""
 
-    def __init__(self) -> None:
-        """Open every graph."""
+    def __init__(self, threads: int = 0) -> None:
+        """Open every graph; by default each computation is shared among `BENCH_THREADS` threads."""
+        threads = threads or int(os.environ["BENCH_THREADS"])
         graphs = sorted(Path(os.environ["BENCH_MODELS"]).glob("*.onnx"))
-        self._sessions: dict[str, Any] = {graph.stem: _opened(graph) for graph in graphs}
+        self._sessions: dict[str, Any] = {graph.stem: _opened(graph, threads) for graph in graphs}
 
     def stacked(self, x: F32) -> Answer:
         """Outputs (b, n, d) and weights (b, n, n) of sequences of one length, (b, n, d)."""
@@ -44,9 +45,9 @@ class Attention:
         return [(outputs[i, :n], weights[i, :n, :n]) for i, n in enumerate(lengths)]
 
 
-def _opened(graph: Path) -> Any:
+def _opened(graph: Path, threads: int) -> Any:
     options = ort.SessionOptions()
-    options.intra_op_num_threads = int(os.environ["BENCH_THREADS"])
+    options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     # Threads that spin for work would take the cores from the front, and from the load generator.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")

@@ -13,9 +13,7 @@ from compute import F32, Answer, Attention
 from fastapi import FastAPI, Request, Response
 
 # One thread for each computation, as many computations as cores: less is lost than by sharing each among all.
-cores = int(os.environ["BENCH_THREADS"])
-os.environ["BENCH_THREADS"] = "1"
-app, attention, pool = FastAPI(), Attention(), ThreadPoolExecutor(cores)
+app, attention, pool = FastAPI(), Attention(threads=1), ThreadPoolExecutor(int(os.environ["BENCH_THREADS"]))
 
 
 def compute(x: F32) -> Answer:
@@ -50,4 +48,11 @@ async def as_msgpack(request: Request) -> Response:
 
 
 if __name__ == "__main__":
-    uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), access_log=False, log_level="warning")
+    uvicorn.run(
+        "fastapi_server:app",
+        host="127.0.0.1",
+        port=int(sys.argv[1]),
+        workers=int(os.environ["BENCH_WORKERS"]),
+        access_log=False,
+        log_level="warning",
+    )

@@ -1,4 +1,5 @@
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -44,3 +45,27 @@ def test_memory_is_that_of_the_processes():
     alone = Server(0, os.getsid(0))
 
     assert alone.rss_mib() >= 0
+
+
+def test_a_run_that_is_stopped_leaves_no_server():
+    """SIGTERM is how most things are stopped."""
+    program = """
+import sys, time
+from pathlib import Path
+from loadtest.bench.processes import end_in_order, free_port, started
+end_in_order()
+port = free_port()
+with started([sys.executable, "-c", sys.argv[1], str(port)], port, "/", {}, Path(".")) as server:
+    print(server.pid, flush=True)
+    time.sleep(60)
+"""
+    command = [sys.executable, "-c", program, SERVER]
+    with subprocess.Popen(command, cwd=FOLDER.parents[2], stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        leader = int(run.stdout.readline())
+        assert family(leader) != []
+
+        run.terminate()
+
+        assert run.wait(60) == 143
+    assert family(leader) == []
