@@ -92,7 +92,7 @@ def measured(plan: Plan, wanted: Sequence[str], folder: Path) -> Iterator[Row]:
             for workers in (plan.workers if needs_service else ())
         }
         if "floor" in wanted:
-            with floor.opened("cuda" if plan.device.startswith("cuda") else "cpu") as raw:
+            with floor.opened(plan.device) as raw:
                 yield from sections.floor(plan, services, raw)
         if "concurrency" in wanted:
             yield from sections.concurrency(plan, services)
@@ -118,13 +118,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
     plan, wanted = plan_of(options), options.sections or SECTIONS
     rows: list[Row] = []
+    machine = facts()
     begun = time.monotonic()
     end_in_order()
     try:
         with tempfile.TemporaryDirectory(prefix="attention-bench-") as folder:
             for row in measured(plan, wanted, Path(folder)):
                 rows.append(row)
-                progress(row)
+                report.progress(row)
     except (OSError, Failed, work.WrongAnswer) as error:
         sys.stderr.write(f"bench: {error}\n")
         return 1
@@ -135,16 +136,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "device": plan.device,
         "took": f"{(time.monotonic() - begun) / 60:.1f} min",
     }
-    written = report.write(Results(facts(), asked, rows), options.out)
-    sys.stdout.write(f"{report.markdown(Results(facts(), asked, rows))}\nWritten: {written}\n")
+    results = Results(machine, asked, rows)
+    sys.stdout.write(f"{report.markdown(results)}\nWritten: {report.write(results, options.out)}\n")
     return 0
-
-
-def progress(row: Row) -> None:
-    """A line on stderr for what has just been measured."""
-    what = " ".join(str(value) for value in row.key.values())
-    shown = " ".join(f"{name} {report.number(value)}" for name, value in list(row.figures.items())[:3])
-    sys.stderr.write(f"{row.section}: {what}: {shown}\n")
 
 
 if __name__ == "__main__":

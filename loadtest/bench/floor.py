@@ -42,7 +42,9 @@ class Floor:
 
 @contextmanager
 def opened(device: Device) -> Iterator[Floor]:
-    """Start a process for each core; one for a GPU."""
+    """Start a process for each core; one for a GPU. `auto` is what the service would take."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     count = 1 if device.startswith("cuda") else cores()
     with ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
         yield Floor(pool, count, device)

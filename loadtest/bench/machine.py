@@ -3,6 +3,7 @@
 import datetime
 import os
 import platform
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
@@ -22,10 +23,14 @@ PACKAGES: Final = (
 
 
 def facts() -> dict[str, str]:
-    """Processor, cores, memory, versions, and the date."""
+    """Processor, cores, memory, versions, the date, and how busy the machine is; a busy one is warned of on stderr."""
+    load = os.getloadavg()[0]
+    if load > cores() / 2:
+        sys.stderr.write(f"The machine is busy (load average {load:.1f}): the figures will be worth little.\n")
     found = {
         "date": datetime.datetime.now().astimezone().isoformat(timespec="minutes"),
         "processor": _processor(),
+        "load average before": f"{load:.1f}",
         "cores": f"{cores()} of {os.cpu_count()}",
         "memory": _memory(),
         "system": f"{platform.system()} {platform.release()}, {platform.machine()}",

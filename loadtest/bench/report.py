@@ -1,5 +1,6 @@
 """The report: results as Markdown tables, with the pictures of `plots` between them."""
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
@@ -31,6 +32,13 @@ def markdown(results: Results) -> str:
         if rows := results.section(section):
             parts.append(made(rows, results))
     return "\n\n".join(parts) + "\n"
+
+
+def progress(row: Row) -> None:
+    """A line on stderr for what has just been measured."""
+    what = " ".join(str(value) for value in row.key.values())
+    shown = " ".join(f"{name} {number(value)}" for name, value in list(row.figures.items())[:3])
+    sys.stderr.write(f"{row.section}: {what}: {shown}\n")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -13,7 +13,6 @@ from typing import Any, Final
 import onnx
 
 from loadtest.bench import graphs, work
-from loadtest.bench.__main__ import progress
 from loadtest.bench.floor import cores
 from loadtest.bench.formats import Format, service_formats
 from loadtest.bench.generator import drive
@@ -22,6 +21,7 @@ from loadtest.bench.machine import facts
 from loadtest.bench.measure import figures, loaded, prepare
 from loadtest.bench.options import add_common, positive, several
 from loadtest.bench.processes import PORTS, Server, end_in_order, free_port, started, started_service
+from loadtest.bench.report import progress
 from loadtest.bench.results import Results, Row
 from loadtest.bench.work import Case, Layer
 from loadtest.peers import PEERS, report
@@ -177,6 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out: Path = options.pop("out")
     plan = Plan(**(options | {"cases": tuple(work.cases()[name] for name in options["cases"])}))
     rows: list[Row] = []
+    machine = facts()
     end_in_order()
     try:
         with tempfile.TemporaryDirectory(prefix="attention-peers-") as folder:
@@ -187,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"peers: {error}\n")
         return 1
     asked: dict[str, Any] = {name: options[name] for name in ("seconds", "rounds", "workers", "peer_workers")}
-    results = Results(facts(), asked | {"peers": " ".join(plan.peers)}, rows)
+    results = Results(machine, asked | {"peers": " ".join(plan.peers)}, rows)
     sys.stdout.write(f"{report.markdown(results)}\nWritten: {report.write(results, out)}\n")
     return 1 if results.section("failed") else 0
 
