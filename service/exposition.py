@@ -19,6 +19,7 @@ LARGEST = frozenset(
         "attention_parity_difference",
         "attention_ready",
         "attention_shadow_difference",
+        "attention_workers",
         "process_max_fds",
     }
 )

@@ -149,8 +149,7 @@ class Metrics:
         )
         self._largest_shadow: dict[tuple[str, str, str], float] = {}
         self.ready = Gauge("attention_ready", "1 while /healthz/ready answers 200.", registry=registry)
-        self.workers = Gauge("attention_workers", "Worker processes that run.", registry=registry)
-        self.workers.set(1)
+        self.workers = Gauge("attention_workers", "Worker processes that there are to be.", registry=registry)
         self.workers_ready = Gauge(
             "attention_workers_ready", "Worker processes whose own readiness check passes.", registry=registry
         )

@@ -64,6 +64,7 @@ class Runtime:
         self._closing = False
         for gauge in (self.metrics.ready, self.metrics.workers_ready):
             self.metrics.watch(gauge, lambda: float(not self.obstacle()))
+        self.metrics.workers.set(max(1, settings.workers))
         self.peers.answer("metrics", self._snapshot)
         self.peers.answer("statistics", self._statistics)
         self.peers.answer("load", partial(self._follow, "load"))

@@ -37,6 +37,7 @@ def share(settings: Settings, count: int) -> Settings:
         threads = available_cores()
     return settings.model_copy(
         update={
+            "workers": count,
             "compute_threads": max(1, threads // count),
             "max_inflight_requests": part(settings.max_inflight_requests),
             "max_inflight_sequences": part(settings.max_inflight_sequences),

@@ -70,3 +70,4 @@ def test_limits_of_what_is_in_flight_are_divided_and_never_fall_to_nothing(machi
     limits = (part.max_inflight_requests, part.max_inflight_sequences, part.max_inflight_tokens, part.max_inflight_mib)
     assert limits == (2, 5, 1, 5)
     assert part.max_body_mib == settings.max_body_mib
+    assert part.workers == 2
