@@ -129,13 +129,15 @@ class Batcher:
     """Admission, order, batches and deadlines.
 
     Units with one key form a queue, first in, first out. The next batch is always led by the unit that has waited
-    longest of all, joined by those behind it in its own queue: no key can starve another.
+    longest of all, joined by those behind it in its own queue: no key can starve another. Only units that take a moment
+    do without a slot, and so overtake those that wait for one.
     """
 
     def __init__(self, slots: Slots, limits: Limits, clock: Clock, metrics: Metrics) -> None:
         """Serve through `slots`; `clock` is a `LoopClock` outside of tests."""
         self._slots, self._limits, self._clock, self._metrics = slots, limits, clock, metrics
-        self._queue: OrderedDict[int, _Pending] = OrderedDict()
+        self._queue: OrderedDict[int, _Pending] = OrderedDict()  # for a slot
+        self._small: OrderedDict[int, _Pending] = OrderedDict()  # for a moment of this thread
         self._by_key: dict[tuple[object, ...], OrderedDict[int, _Pending]] = {}
         self._number = 0
         self._free = slots.count
@@ -148,7 +150,7 @@ class Batcher:
         self._idle: asyncio.Event = asyncio.Event()
         self._idle.set()
         metrics.watch(metrics.queued, lambda: sum(ticket.queued for ticket in list(self._tickets)))
-        metrics.watch(metrics.queued_sequences, lambda: len(self._queue))
+        metrics.watch(metrics.queued_sequences, lambda: len(self._queue) + len(self._small))
         metrics.watch(metrics.inflight_bytes, lambda: self._bytes)
         metrics.watch(metrics.inflight_tokens, lambda: self._tokens)
         metrics.watch(metrics.busy_slots, lambda: slots.count - self._free)
@@ -264,41 +266,45 @@ class Batcher:
     def _enqueue(self, pending: _Pending) -> None:
         pending.ticket.pending.append(pending)
         pending.ticket.waiting += 1
-        self._queue[pending.number] = pending
+        waiting = self._small if self._slots.cost_s(pending.unit) <= HERE_S else self._queue
+        waiting[pending.number] = pending
         self._by_key.setdefault(pending.key, OrderedDict())[pending.number] = pending
 
     def _dequeue(self, pending: _Pending) -> None:
         pending.ticket.waiting -= 1
-        del self._queue[pending.number]
+        if self._queue.pop(pending.number, None) is None:
+            del self._small[pending.number]
         same = self._by_key[pending.key]
         del same[pending.number]
         if not same:
             del self._by_key[pending.key]
 
     def _dispatch(self) -> None:
-        """Start batches while there are free slots and work; one of small units is computed here, in a moment."""
-        while self._free and self._soon is None and (oldest := self._first(self._queue)) is not None:
-            if self._slots.cost_s(oldest.unit) <= HERE_S:
-                self._soon = self._clock.call_soon(self._compute_here)
-            else:
-                self._slots.start(self._taken(oldest, self._limits.batch_sequences), self._done)
+        """Start batches while there are free slots and work; small units are computed here, in a moment."""
+        while self._free and (oldest := self._first(self._queue)) is not None:
+            self._free -= 1
+            self._slots.start(self._taken(oldest, self._limits.batch_sequences), self._done)
+        if self._small and self._soon is None:
+            self._soon = self._clock.call_soon(self._compute_here)
 
     def _compute_here(self) -> None:
-        """Compute a batch of small units without a thread.
+        """Compute a batch of small units without a thread, and without a slot: they wait for no longer work.
 
         By now, all that came in the same turn of the event loop is in the queue, and batches with it.
         """
         self._soon = None
-        oldest = self._first(self._queue) if self._free else None
-        if oldest is not None and (cost := self._slots.cost_s(oldest.unit)) <= HERE_S:
-            run = self._taken(oldest, min(self._limits.batch_sequences, 1 + int(MOST_HERE_S / (cost + 1e-9))))
-            self._slots.compute(run)
-            self._done(run)
-        else:
-            self._dispatch()
+        if (oldest := self._first(self._small)) is not None:
+            cost = self._slots.cost_s(oldest.unit)
+            if cost <= HERE_S:
+                run = self._taken(oldest, min(self._limits.batch_sequences, 1 + int(MOST_HERE_S / (cost + 1e-9))))
+                self._slots.compute(run)
+                self._conclude(run)
+            else:  # it has turned out to be longer
+                self._queue[oldest.number] = self._small.pop(oldest.number)
+        self._dispatch()
 
     def _taken(self, oldest: _Pending, most_sequences: int) -> Run:
-        """A run, on a free slot, of the oldest unit of all and those of its key that fit beside it."""
+        """A run of the oldest unit and those of its key that fit beside it."""
         batch: list[_Pending] = []
         limit = batch_limit(oldest.unit, most_sequences)
         same = self._by_key[oldest.key]
@@ -309,7 +315,6 @@ class Batcher:
             batch.append(pending)
             pending = self._first(same)
         run = Run([pending.unit for pending in batch])
-        self._free -= 1
         self._running[run] = batch
         return run
 
@@ -324,8 +329,13 @@ class Batcher:
         return None
 
     def _done(self, run: Run) -> None:
-        """A slot is free again. Called by the slots; must not fail, so each waiter is guarded by itself."""
+        """A slot is free again. Called by the slots; must not fail."""
         self._free += 1
+        self._conclude(run)
+        self._dispatch()
+
+    def _conclude(self, run: Run) -> None:
+        """Deliver what a run made. Must not fail, so each waiter is guarded by itself."""
         batch = self._running.pop(run)
         try:
             self._measure(run)
@@ -336,7 +346,6 @@ class Batcher:
                 self._deliver(pending, verdict, run)
             except Exception:
                 log.exception("a verdict could not be delivered")
-        self._dispatch()
 
     def _measure(self, run: Run) -> None:
         job, tokens = run.units[0].job, sum(unit.length for unit in run.units)
@@ -376,7 +385,7 @@ class Batcher:
         """The request has its result or its error."""
         ticket.ended = True
         for pending in ticket.pending:
-            if pending.number in self._queue:
+            if pending.number in self._queue or pending.number in self._small:
                 self._dequeue(pending)
         ticket.pending, ticket.verdicts = [], []
         if ticket.timer is not None:

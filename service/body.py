@@ -16,6 +16,7 @@ from service.errors import (
     Unparsable,
     UnsupportedMediaType,
 )
+from service.lane import Lane, Piece
 from service.metrics import Metrics
 from service.observe import Exchange, Receive
 from service.settings import MIB, Settings
@@ -34,6 +35,9 @@ WORTH_COMPRESSING = 1_400
 THREAD_FROM = 1 << 16
 """Bytes from which compressing takes longer than handing the work to a thread."""
 
+JOIN_IN_THREAD_FROM = 1 << 20
+"""Bytes from which Python lets go of its lock while it joins."""
+
 CHUNK = 1 << 20
 
 ZSTD_STEP = 256
@@ -41,7 +45,11 @@ ZSTD_STEP = 256
 
 
 class Intake:
-    """Reads request bodies; all those being read at one time share one allowance of memory."""
+    """Reads request bodies; all those being read at one time share one allowance of memory.
+
+    Attributes:
+        lane: where long bodies, those of answers too, are read and written.
+    """
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         """Limits come from `settings`."""
@@ -50,6 +58,7 @@ class Intake:
         self._timeout_s = settings.body_timeout_s
         self._metrics = metrics
         self._held = 0
+        self.lane = Lane()
 
     async def read(
         self, exchange: Exchange, receive: Receive, deadline: float, codings: Sequence[str] = CODINGS
@@ -113,7 +122,9 @@ class Intake:
             raise ClientTimeout(f"the body did not come within {self._timeout_s:g} s; {size} bytes did") from None
         finally:
             self._held -= size
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        if size < JOIN_IN_THREAD_FROM:
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        return await asyncio.to_thread(b"".join, chunks)
 
     def _check(self, size: int, exchange: Exchange) -> None:
         if size > self._most:
@@ -188,10 +199,13 @@ def answer_coding(accept_encoding: str, codings: Sequence[str] = CODINGS) -> str
     return next((coding for coding in codings if coding in accepted), "")
 
 
-async def compress(body: bytes, coding: str) -> bytes:
-    """`body` in a coding, at the level that costs least; in a thread where it takes long."""
-    squeeze = SQUEEZE[coding]
-    return squeeze(body) if len(body) < THREAD_FROM else await asyncio.to_thread(squeeze, body)
+async def compress(pieces: Sequence[Piece], coding: str) -> bytes:
+    """A body in a coding, at the level that costs least; in a thread where it takes long."""
+
+    def squeezed() -> bytes:
+        return SQUEEZE[coding](b"".join(pieces))
+
+    return squeezed() if sum(map(len, pieces)) < THREAD_FROM else await asyncio.to_thread(squeezed)
 
 
 def _gzip(body: bytes) -> bytes:

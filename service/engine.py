@@ -209,13 +209,23 @@ class Submission:
     statistics: Statistics | None = None
 
     async def result(self) -> AttentionOutput:
+        """Wait for every sequence; errors as in `verdicts` and in `output`."""
+        return await self.output(await self.verdicts())
+
+    async def verdicts(self) -> list[tuple[Answer, list[int]]]:
         """Wait for every sequence.
 
         Raises:
             AttentionError: the first that ended the request.
-            NumericOverflow: if the answer is wanted in float16 and does not fit.
         """
-        verdicts = await self.ticket.future
+        return await self.ticket.future
+
+    async def output(self, verdicts: Sequence[tuple[Answer, list[int]]]) -> AttentionOutput:
+        """The verdicts as an answer, in the dtype asked for.
+
+        Raises:
+            NumericOverflow: if that is float16 and the answer does not fit.
+        """
         options = self.request.options
         answers = [answer for answer, _ in verdicts]
         if options.dtype == "float16":  # only now: the shadow compares what was computed

@@ -176,6 +176,11 @@ class TopK:
     indices: Array
     values: Array
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both."""
+        return self.indices.nbytes + self.values.nbytes
+
 
 Answer = dict[str, Array | TopK]
 """Tensors of one sequence by name, without the axis of heads where the model has one head."""
@@ -207,3 +212,8 @@ class AttentionOutput:
     format: str = "tensors"
     decimals: int | None = None
     tokens: list[Tokens] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(value.nbytes for answer in self.answers for value in answer.values())

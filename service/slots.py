@@ -124,7 +124,7 @@ class ThreadSlots:
 
     def compute(self, run: Run) -> None:
         """See `Slots.compute`."""
-        run.started = time.monotonic()
+        run.started, busy = time.monotonic(), time.thread_time()
         try:
             run.verdicts, run.failures = compute(run.units)
         except BaseException as error:
@@ -132,11 +132,14 @@ class ThreadSlots:
             run.verdicts = [BackendFailed("the computation failed on our side") for _ in run.units]
         run.finished = time.monotonic()
         if self._measures:
-            self._remember(run)
+            self._remember(run, time.thread_time() - busy)
 
-    def _remember(self, run: Run) -> None:
-        """What a unit of the run took. Half of it is what was remembered before, so that a hiccup fades."""
-        kind, cost = run.units[0].kind(), (run.finished - run.started) / len(run.units)
+    def _remember(self, run: Run, busy_s: float) -> None:
+        """What a unit of the run took of the processor: what it waited for others is not its cost.
+
+        Half of it is what was remembered before, so that a hiccup fades.
+        """
+        kind, cost = run.units[0].kind(), busy_s / len(run.units)
         if len(self._costs) >= MOST_KINDS:
             self._costs.clear()
         self._costs[kind] = (cost + self._costs.get(kind, cost)) / 2

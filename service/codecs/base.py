@@ -5,9 +5,9 @@ clock, no I/Chosen.
 """
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, lru_cache
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 from urllib.parse import parse_qsl
 
 import numpy as np
@@ -17,6 +17,7 @@ from models.errors import NonFinite, ShapeMismatch
 from models.tokenizer import Tokens
 from models.types import F32, Array, Bool, Projections, SequenceInput
 from service.errors import ConflictingFields, InvalidOption, NotAcceptable, TooLarge, UnknownField, Unparsable
+from service.lane import Piece, Steps
 from service.messages import AnswerOptions, AttentionInput, AttentionOutput, Form, Options
 
 Chosen = TypeVar("Chosen", bound=AnswerOptions)
@@ -40,6 +41,9 @@ PROJECTION_NAMES = ("query", "key", "value")
 MOST_SEQUENCES = 1 << 14
 """Sequences a decoder takes apart: more would take seconds before the engine could refuse them."""
 
+RAW = 1 << 18
+"""Bytes of a piece of a binary answer."""
+
 FLOATS: dict[str, np.dtype[Any]] = {"float16": np.dtype("<f2"), "float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
 """Dtypes a tensor may come in; all are computed in float32."""
 
@@ -58,6 +62,14 @@ class Decoder(Protocol[Request]):
         """
 
 
+@runtime_checkable
+class LongDecoder(Decoder[Request], Protocol):
+    """Reads long requests of one media type a step at a time."""
+
+    def decode_in_steps(self, body: bytes, query: str) -> Steps[Request | None]:
+        """The request in `body`; None where that has to be read as a whole, and `decode` finds it, or what is wrong."""
+
+
 class Encoder(Protocol):
     """Writes answers of one media type."""
 
@@ -65,6 +77,9 @@ class Encoder(Protocol):
 
     def encode(self, output: AttentionOutput) -> bytes:
         """The answer's bytes."""
+
+    def pieces(self, output: AttentionOutput) -> Iterator[Piece]:
+        """The same bytes in pieces, some of them empty, each within about 0.1 ms; for long answers."""
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
@@ -318,3 +333,16 @@ def _named(answer: Mapping[str, Any]) -> dict[str, Array]:
         else:
             found[f"{name}.indices"], found[f"{name}.values"] = value.indices, value.values
     return found
+
+
+def raw_pieces(array: Array) -> Iterator[memoryview]:
+    """The bytes of an array in C order; nothing is copied where it is in that order already."""
+    if array.nbytes <= RAW:
+        if array.size:  # memory without elements cannot be cast
+            yield np.ascontiguousarray(array).data.cast("B")
+        return
+    count = max(1, RAW * len(array) // array.nbytes)
+    for start in range(0, len(array), count):
+        part = np.ascontiguousarray(array[start : start + count]).reshape(-1).view(np.uint8)
+        for at in range(0, len(part), RAW):
+            yield part[at : at + RAW].data

@@ -1,23 +1,20 @@
-"""JSON: numbers or base64 tensor objects. Numbers go from text to an array without becoming Python objects.
+"""JSON: numbers or base64 tensor objects.
 
-`decode` takes the fast way, simdjson straight into buffers, and leaves it at the first thing that is not plain: the
-slow way then reads the same body again with the standard library, either to find the exact place and say what is wrong
-there, or because the body is fine but unusual.
+Numbers go from text to an array without becoming Python objects, wherever a body is plain: in one go (`fast_json`), or
+a piece at a time where it is long (`cut_json`). A body that is not is read again with the standard library, either to
+find the exact place and say what is wrong there, or because the body is fine but unusual.
 """
 
 import binascii
 import math
-from collections.abc import Mapping
-from functools import cache, partial
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import orjson
-import simdjson
 
-from models.encoder_spec import placed
-from models.errors import InvalidInput, ShapeMismatch
-from models.types import F32, F64, Array, Bool, Projections
+from models.errors import AttentionError, InvalidInput, ShapeMismatch
+from models.types import F32, F64, Bool, Projections
+from service.codecs import json_answer
 from service.codecs.base import (
     FLOATS,
     OPTION_NAMES,
@@ -27,22 +24,20 @@ from service.codecs.base import (
     check_count,
     float32,
     merged,
-    metadata,
     nearest,
     query_options,
     reshaped,
 )
+from service.codecs.cut_json import fields_in_steps
+from service.codecs.fast_json import fast_fields
 from service.codecs.strict_json import body_options, escaped, json_object, json_type
 from service.errors import UnknownField, WrongType
-from service.messages import AttentionInput, AttentionOutput, Form, Options, TopK
+from service.lane import Steps
+from service.messages import AttentionInput, AttentionOutput, Form, Options
 
 FIELDS = (*TENSOR_FIELDS, *OPTION_NAMES)
 TENSOR_OBJECT = ("shape", "dtype", "data")
 BOOLEANS: dict[str, np.dtype[Any]] = {"bool": np.dtype(np.bool_)}
-
-
-class _Unusual(Exception):
-    """The fast way does not apply."""
 
 
 class JsonCodec:
@@ -52,194 +47,26 @@ class JsonCodec:
 
     def decode(self, body: bytes, query: str) -> AttentionInput:
         """See `Decoder.decode`."""
-        fields = _fast_fields(body)
+        fields = fast_fields(body, FIELDS)
         if fields is None:
             fields = json_object(body, "inputs")
         return _request(fields, query)
 
+    def decode_in_steps(self, body: bytes, query: str) -> Steps[AttentionInput | None]:
+        """See `Decoder.decode_in_steps`."""
+        fields = yield from fields_in_steps(body, "inputs")
+        try:
+            return None if fields is None else _request(fields, query)
+        except AttentionError:
+            return None
+
     def encode(self, output: AttentionOutput) -> bytes:
         """See `Encoder.encode`. Masked scores are `null`; numbers have the digits that keep them, or decimals."""
-        if output.format == "bertviz":
-            return orjson.dumps(_bertviz(output), option=orjson.OPT_SERIALIZE_NUMPY)
-        write = _tensor_object if output.encoding == "base64" else partial(_numbers, decimals=output.decimals)
-        found: dict[str, Any] = {}
-        for name in output.answers[0]:
-            values = [answer[name] for answer in output.answers]
-            if output.form == "one":
-                found[name] = write(values[0])
-            elif output.form == "stack" and output.encoding == "base64":
-                found[name] = write(_stacked(values))
-            else:
-                found[name] = [write(value) for value in values]
-        said = metadata(output)
-        whole = found | said if output.tokens is None else said | {"layers": _by_layer(found)}
-        return orjson.dumps(whole, option=orjson.OPT_SERIALIZE_NUMPY)
+        return json_answer.whole(output)
 
-
-# ---- answers
-
-
-def _by_layer(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """An encoder's tensors, named `layers.5.weights` and so on, as one object per layer."""
-    layers: dict[int, dict[str, Any]] = {}
-    for name, value in found.items():
-        layer, tensor = placed(name)
-        layers.setdefault(layer, {"layer": layer})[tensor] = value
-    return list(layers.values())
-
-
-def _bertviz(output: AttentionOutput) -> dict[str, Any]:
-    """Weights as BertViz takes them, [layers][1][heads][n][n], and the tokens' texts; of a list, a list of either."""
-    attention = [[_heads(weights, output.decimals)[None] for weights in answer.values()] for answer in output.answers]
-    one = output.form == "one"
-    found = metadata(output) | {"attention": attention[0] if one else attention}
-    if output.tokens is not None:
-        texts = [each.tokens for each in output.tokens]
-        found["tokens"] = texts[0] if one else texts
-    return found
-
-
-def _heads(weights: Array | TopK, decimals: int | None) -> Array:
-    """Weights with their axis of heads, also where there is one head."""
-    assert isinstance(weights, np.ndarray), "the format bertviz excludes top_k"
-    return _written(weights if weights.ndim == 3 else weights[None], decimals)
-
-
-def _numbers(value: Array | TopK, decimals: int | None) -> Any:
-    if isinstance(value, TopK):
-        return {"indices": _written(value.indices, None), "values": _written(value.values, decimals)}
-    return _written(value, decimals)
-
-
-def _written(array: Array, decimals: int | None) -> Array:
-    """The array whose shortest digits, which are what orjson writes, are those wanted."""
-    plain = np.ascontiguousarray(array)  # orjson writes no other; backends give views of what they computed
-    if decimals is not None:
-        # A float32 times 10⁹ is exact in float64, and the nearest float64 to a number of few digits is written as that.
-        rounded: F64 = plain.astype(np.float64)
-        np.round(rounded, decimals, out=rounded)
-        rounded += 0.0  # makes 0 of -0
-        return rounded
-    if plain.dtype == np.float16:
-        return _shortest_float16()[plain.view(np.uint16)]
-    return plain
-
-
-@cache
-def _shortest_float16() -> F32:
-    """Of every float16, by its bits, the float32 whose shortest digits are those of the float16."""
-    positive: F32 = np.arange(1 << 15, dtype=np.uint16).view(np.float16).astype(str).astype(np.float32)
-    return np.concatenate([positive, -positive])
-
-
-def _tensor_object(value: Array | TopK) -> dict[str, Any]:
-    if isinstance(value, TopK):
-        return {"indices": _tensor_object(value.indices), "values": _tensor_object(value.values)}
-    data = binascii.b2a_base64(np.ascontiguousarray(value).data, newline=False).decode("ascii")
-    return {"shape": list(value.shape), "dtype": str(value.dtype), "data": data}
-
-
-def _stacked(values: list[Array | TopK]) -> Array | TopK:
-    tensors = [value for value in values if not isinstance(value, TopK)]
-    if tensors:
-        return np.stack(tensors)
-    sparse = [value for value in values if isinstance(value, TopK)]
-    return TopK(np.stack([v.indices for v in sparse]), np.stack([v.values for v in sparse]))
-
-
-# ---- the fast way
-
-
-def _fast_fields(body: bytes) -> dict[str, Any] | None:
-    """The body's fields with plain number arrays made into arrays, or None where something is not plain."""
-    try:
-        document = simdjson.Parser().parse(body)
-        if not isinstance(document, simdjson.Object):
-            return None
-        names = list(document.keys())
-        if len(names) > len(FIELDS) or len(set(names)) != len(names):  # to look up a name is to search for it
-            return None
-        arrays = _Brackets()
-        fields = {name: _fast_value(name, document[name], arrays) for name in names}
-    except (ValueError, TypeError, RuntimeError, _Unusual):
-        return None
-    # A row such as [1, [2]] would have been flattened unseen: then there are more brackets than arrays were found.
-    brackets = np.count_nonzero(np.frombuffer(body, np.uint8) == ord("["))  # bytes.count takes longer
-    return fields if brackets == arrays.found else None
-
-
-class _Brackets:
-    """How many JSON arrays the fast way has accounted for."""
-
-    found = 0
-
-
-def _fast_value(name: str, value: Any, arrays: _Brackets) -> Any:
-    if name == "projections" and isinstance(value, simdjson.Object):
-        return {key: _fast_value("matrix", value[key], arrays) for key in _unique(value)}
-    if isinstance(value, simdjson.Object):
-        return _plain(value.as_dict(), arrays)
-    if not isinstance(value, simdjson.Array):
-        return value
-    if name not in ("inputs", "attn_bias", "matrix"):
-        return _plain(value.as_list(), arrays)
-    if not len(value):
-        raise _Unusual
-    if isinstance(value[0], simdjson.Object):
-        return _plain(value.as_list(), arrays)
-    depth = _depth(value)
-    if depth == 2:
-        return _fast_matrix(value, arrays)
-    if depth == 3 and name != "matrix":
-        check_count(len(value), f"/{name}")
-        arrays.found += 1
-        return [_fast_matrix(item, arrays) for item in value]
-    raise _Unusual
-
-
-def _unique(value: Any) -> list[str]:
-    names: list[str] = list(value.keys())
-    if len(names) != len(PROJECTION_NAMES) or len(set(names)) != len(names):
-        raise _Unusual
-    return names
-
-
-def _depth(value: Any) -> int:
-    depth = 0
-    while isinstance(value, simdjson.Array) and len(value):
-        depth += 1
-        value = value[0]
-    return depth
-
-
-def _fast_matrix(value: Any, arrays: _Brackets) -> F64:
-    """Rows of one length, into one array, (rows, columns)."""
-    if not isinstance(value, simdjson.Array):
-        raise _Unusual
-    lengths = {len(row) if isinstance(row, simdjson.Array) else -1 for row in value}
-    if len(lengths) != 1 or -1 in lengths:
-        raise _Unusual
-    rows, columns = len(value), lengths.pop()
-    flat = np.frombuffer(value.as_buffer(of_type="d"), np.float64)
-    if flat.size != rows * columns:
-        raise _Unusual
-    arrays.found += 1 + rows
-    return flat.reshape(rows, columns)
-
-
-def _plain(value: Any, arrays: _Brackets) -> Any:
-    """Python objects, their arrays counted."""
-    if isinstance(value, list):
-        arrays.found += 1
-        for item in value:
-            _plain(item, arrays)
-    elif isinstance(value, dict):
-        for item in value.values():
-            _plain(item, arrays)
-    return value
-
-
-# ---- fields to a request
+    def pieces(self, output: AttentionOutput) -> Iterator[bytes]:
+        """See `Encoder.pieces`."""
+        return json_answer.pieces(output)
 
 
 def _request(fields: dict[str, Any], query: str) -> AttentionInput:
@@ -269,7 +96,7 @@ def _sequences(value: Any) -> tuple[list[F32], Form]:
         array = float32(_tensor(value, "/inputs", FLOATS), "/inputs")
         return (list(array), "stack") if array.ndim == 3 else ([array], "one")
     if isinstance(value, np.ndarray):
-        return [float32(value, "/inputs")], "one"
+        return [_sequence(value, "/inputs")], "one"
     if not isinstance(value, list):
         raise WrongType.at("/inputs", f"expected rows of numbers or a tensor object, got {json_type(value)}")
     if not value:
@@ -287,7 +114,11 @@ def _holds_rows(item: list[Any]) -> bool:
 def _sequence(value: Any, pointer: str) -> F32:
     if _is_tensor(value):
         return float32(_tensor(value, pointer, FLOATS), pointer)
-    return float32(value if isinstance(value, np.ndarray) else _matrix(value, pointer), pointer)
+    if not isinstance(value, np.ndarray):
+        return float32(_matrix(value, pointer), pointer)
+    if value.dtype == np.bool_:
+        raise WrongType.at(f"{pointer}{'/0' * value.ndim}", "expected a number, got a boolean")
+    return float32(value, pointer)
 
 
 def _each(value: Any, pointer: str, form: Form, read: Any) -> list[Any] | None:
@@ -313,6 +144,8 @@ def _mask(value: Any, pointer: str) -> Bool:
     if _is_tensor(value):
         mask: Bool = _tensor(value, pointer, BOOLEANS)
         return mask
+    if isinstance(value, np.ndarray) and value.dtype == np.bool_:
+        return value
     rows = _rows(value, pointer)
     for i, row in enumerate(rows):
         for j, item in enumerate(row):
@@ -330,7 +163,7 @@ def _bias(value: Any, pointer: str) -> F32:
     if isinstance(value, list) and value and all(isinstance(item, np.ndarray) for item in value):
         if len({item.shape for item in value}) > 1:
             raise ShapeMismatch.at(pointer, "the heads have different shapes")
-        return float32(np.stack(value), pointer)
+        return _sequence(np.stack(value), pointer)
     if isinstance(value, list) and value and isinstance(value[0], list) and _holds_rows(value[0]):
         check_count(len(value), pointer)
         heads = [_matrix(item, f"{pointer}/{i}") for i, item in enumerate(value)]
@@ -399,15 +232,15 @@ def _tensor(value: Mapping[str, Any], pointer: str, dtypes: Mapping[str, np.dtyp
         raise WrongType.at(f"{pointer}/shape", "expected a list of sizes")
     if not isinstance(dtype, str) or dtype not in dtypes:
         raise WrongType.at(f"{pointer}/dtype", f"expected {' or '.join(dtypes)}, got {dtype!r}")
-    if not isinstance(data, str):
+    if not isinstance(data, (str, memoryview)):
         raise WrongType.at(f"{pointer}/data", f"expected a base64 string, got {json_type(data)}")
     try:
-        raw = binascii.a2b_base64(data, strict_mode=True)
+        raw = binascii.a2b_base64(data, strict_mode=True) if isinstance(data, str) else data
     except (ValueError, binascii.Error) as error:
         raise InvalidInput.at(f"{pointer}/data", f"not base64: {error}") from error
     need = math.prod(shape) * dtypes[dtype].itemsize
     if len(raw) != need:
         raise ShapeMismatch.at(f"{pointer}/data", f"it holds {len(raw)} bytes; {shape} of {dtype} takes {need}")
-    if dtype == "bool" and max(raw, default=0) > 1:
+    if dtype == "bool" and np.frombuffer(raw, np.uint8).max(initial=0) > 1:
         raise InvalidInput.at(f"{pointer}/data", "a boolean is a byte 0 or 1")
     return reshaped(np.frombuffer(raw, dtypes[dtype]), shape, f"{pointer}/shape")

@@ -2,6 +2,7 @@
 
 import io
 import tokenize
+from collections.abc import Iterator
 from zipfile import ZIP_STORED, ZipFile
 
 import numpy as np
@@ -11,15 +12,18 @@ from numpy.lib import format as npy_format
 from models.types import Array
 from service.codecs.base import (
     FLOATS,
+    RAW,
     assemble,
     check_count,
     flat_tensors,
     float32,
     metadata,
     query_options,
+    raw_pieces,
     reshaped,
 )
 from service.errors import Unparsable, WrongType
+from service.lane import Piece
 from service.messages import AttentionInput, AttentionOutput, Options
 
 
@@ -45,14 +49,28 @@ class NpzCodec:
 
     def encode(self, output: AttentionOutput) -> bytes:
         """See `Encoder.encode`. The array `metadata` holds the rest of the answer, as the bytes of a JSON text."""
+        return b"".join(self.pieces(output))
+
+    def pieces(self, output: AttentionOutput) -> Iterator[Piece]:
+        """See `Encoder.pieces`. The archive's directory is at its end, and sizes are at its members' beginnings."""
         tensors = flat_tensors(output)
         tensors["metadata"] = np.frombuffer(orjson.dumps(metadata(output)), np.uint8)
         file = io.BytesIO()
         with ZipFile(file, "w", ZIP_STORED) as archive:  # tensors of floats hardly compress
             for name, array in tensors.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    npy_format.write_array(member, array, allow_pickle=False)
-        return file.getvalue()
+                    plain = {
+                        "descr": npy_format.dtype_to_descr(array.dtype),
+                        "fortran_order": False,
+                        "shape": array.shape,
+                    }
+                    npy_format.write_array_header_1_0(member, plain)
+                    for piece in raw_pieces(array):
+                        member.write(piece)
+                        yield b""
+        archived = file.getbuffer()
+        for start in range(0, len(archived), RAW):
+            yield archived[start : start + RAW]
 
 
 def _read(body: bytes) -> Array:

@@ -7,7 +7,7 @@ tensor is a view into the body, not a copy, and every fault is named.
 import math
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -24,9 +24,11 @@ from service.codecs.base import (
     metadata,
     nearest,
     query_options,
+    raw_pieces,
     reshaped,
 )
 from service.errors import UnknownField, Unparsable, WrongType
+from service.lane import Piece
 from service.messages import AttentionInput, AttentionOutput, Form, Options
 
 DTYPES = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "BOOL": "?"}
@@ -76,21 +78,26 @@ class SafetensorsCodec:
 
     def encode(self, output: AttentionOutput) -> bytes:
         """See `Encoder.encode`. What is not a tensor stands in `__metadata__`, as JSON strings."""
+        return b"".join(self.pieces(output))
+
+    def pieces(self, output: AttentionOutput) -> Iterator[Piece]:
+        """See `Encoder.pieces`."""
         header: dict[str, Any] = {
             "__metadata__": {name: orjson.dumps(value).decode() for name, value in metadata(output).items()}
         }
-        parts: list[bytes | memoryview] = [b"", b""]
+        arrays: list[Array] = []
         offset = 0
         # Wide numbers first, as the format's own library writes them: each then starts at a multiple of its width.
         for name, array in sorted(flat_tensors(output).items(), key=lambda item: -item[1].itemsize):
             dtype = NAMES[str(array.dtype)]
             header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": (offset, offset + array.nbytes)}
             offset += array.nbytes
-            parts.append(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
+            arrays.append(array)
         text = orjson.dumps(header)
         text += b" " * (-len(text) % 8)
-        parts[0], parts[1] = struct.pack("<Q", len(text)), text
-        return b"".join(parts)
+        yield struct.pack("<Q", len(text)) + text
+        for array in arrays:
+            yield from raw_pieces(array)
 
 
 def _read(body: bytes) -> dict[str, Array]:

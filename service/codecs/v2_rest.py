@@ -8,16 +8,18 @@ https://github.com/triton-inference-server/server/blob/main/docs/protocol/extens
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import orjson
 
-from models.errors import ShapeMismatch
-from models.types import ALL_TENSOR_NAMES, Array
+from models.errors import AttentionError, ShapeMismatch
+from models.types import ALL_TENSOR_NAMES, F32, Array
 from service.codecs.base import check_count, reshaped
+from service.codecs.cut_json import fields_in_steps
+from service.codecs.long_json import in_pieces, number_pieces
 from service.codecs.strict_json import escaped, json_type
 from service.codecs.v2 import (
     ANSWERED,
@@ -33,7 +35,19 @@ from service.codecs.v2 import (
 )
 from service.codecs.v2_document import document_of
 from service.errors import ConflictingFields, InvalidOption, UnknownField, Unparsable, WrongType
+from service.lane import Steps
 from service.messages import AttentionOutput
+
+
+def decode_in_steps(body: bytes, header_length: str, model: str) -> Steps[InferRequest | None]:
+    """The request in a long body that is all JSON; None where it has to be read as a whole, by `decode`."""
+    if header_length:
+        return None
+    document = yield from fields_in_steps(body, "inputs")
+    try:
+        return None if document is None else _request(document, memoryview(b""), model)
+    except AttentionError:
+        return None
 
 
 def decode(body: bytes, header_length: str, model: str) -> InferRequest:
@@ -49,7 +63,11 @@ def decode(body: bytes, header_length: str, model: str) -> InferRequest:
         InvalidInput: if it is, but means something that cannot be computed; the error names the place.
     """
     text, rest = _split(body, header_length)
-    document = document_of(text)
+    return _request(document_of(text), rest, model)
+
+
+def _request(document: dict[str, Any], rest: memoryview, model: str) -> InferRequest:
+    """What a document and the bytes behind it ask for."""
     for name in document:
         if name not in ("id", "parameters", "inputs", "outputs"):
             raise UnknownField.at(f"/{escaped(name)}", "no such field; known are id, parameters, inputs, outputs")
@@ -65,13 +83,28 @@ def decode(body: bytes, header_length: str, model: str) -> InferRequest:
 
 def encode(asked: InferRequest, output: AttentionOutput) -> tuple[bytes, int | None]:
     """The answer's body, and the length of its JSON part where tensors follow it."""
+    parts: list[bytes | memoryview] = [b""]
+    parts[0] = orjson.dumps(_document(asked, output, parts, lambda flat: flat), option=orjson.OPT_SERIALIZE_NUMPY)
+    return b"".join(parts), len(parts[0]) if asked.binary else None
+
+
+def pieces(asked: InferRequest, output: AttentionOutput) -> Iterator[bytes]:
+    """The body of a long answer without binary tensors, a piece at a time."""
+    return in_pieces(
+        lambda hold: _document(asked, output, [], lambda flat: hold(number_pieces(flat, np.ascontiguousarray)))
+    )
+
+
+def _document(
+    asked: InferRequest, output: AttentionOutput, parts: list[bytes | memoryview], numbers: Callable[[F32], Any]
+) -> dict[str, Any]:
+    """The JSON part of an answer, in which `numbers` stands for a tensor, (elements,); binary ones go to `parts`."""
     name, version = output.model
     document: dict[str, Any] = {"model_name": name, "model_version": version}
     if asked.id:
         document["id"] = asked.id
     document["parameters"] = answer_parameters(output)
     document["outputs"] = described = []
-    parts: list[bytes | memoryview] = [b""]
     for name, tensor in tensors(output, asked.outputs).items():
         entry: dict[str, Any] = {"name": name, "datatype": ANSWERED, "shape": tensor.shape}
         packed = np.ascontiguousarray(tensor)
@@ -79,10 +112,9 @@ def encode(asked: InferRequest, output: AttentionOutput) -> tuple[bytes, int | N
             entry["parameters"] = {"binary_data_size": packed.nbytes}
             parts.append(packed.data.cast("B"))
         else:
-            entry["data"] = packed.reshape(-1)
+            entry["data"] = numbers(packed.reshape(-1))
         described.append(entry)
-    parts[0] = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
-    return b"".join(parts), len(parts[0]) if asked.binary else None
+    return document
 
 
 def _split(body: bytes, header_length: str) -> tuple[bytes, memoryview]:
@@ -224,7 +256,7 @@ def _from_json(tensor: _Described) -> Array:
         raise WrongType.at(pointer, "FP16 has no form in JSON: send it binary, or the same numbers as FP32")
     dtype = DATATYPES["BOOL"] if tensor.datatype == "BOOL" else np.dtype(np.float64)
     data, size = tensor.data, math.prod(tensor.shape)
-    if isinstance(data, np.ndarray) and tensor.datatype != "BOOL":
+    if isinstance(data, np.ndarray) and (tensor.datatype == "BOOL") == (data.dtype == np.bool_):
         if data.shape != tuple(tensor.shape) and data.shape != (size,):
             raise ShapeMismatch.at(pointer, f"the data's shape is {list(data.shape)}, expected {tensor.shape}")
         return data.reshape(tensor.shape)

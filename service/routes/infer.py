@@ -9,10 +9,11 @@ from service.body import WORTH_COMPRESSING, answer_coding
 from service.codecs import v2, v2_rest
 from service.engine import LocalEngine, Submission
 from service.errors import UnknownField
+from service.lane import Steps
 from service.messages import AttentionOutput
 from service.observe import Exchange, Scope
 from service.protocol import name_of
-from service.routes.tensors import REFUSALS, TIMEOUT_PARAMETER, Call, TensorRoute, Written
+from service.routes.tensors import LONG_ANSWER, REFUSALS, TIMEOUT_PARAMETER, Call, TensorRoute, Written
 from service.statistics import Statistics
 
 CODINGS = ("gzip", "deflate")
@@ -174,6 +175,9 @@ class _Infer(Call):
     def read(self, body: bytes) -> v2.InferRequest:
         return v2_rest.decode(body, self._exchange.header(HEADER_LENGTH), self._model)
 
+    def read_in_steps(self, body: bytes) -> Steps[v2.InferRequest | None]:
+        return v2_rest.decode_in_steps(body, self._exchange.header(HEADER_LENGTH), self._model)
+
     def submit(self, request: v2.InferRequest, bytes_in: int, deadline: float) -> Submission:
         self._request = request
         return self._engine.submit(
@@ -181,6 +185,10 @@ class _Infer(Call):
         )
 
     def write(self, output: AttentionOutput) -> Written:
+        if output.nbytes >= LONG_ANSWER and not self._request.binary:
+            coding = answer_coding(self._exchange.header(b"accept-encoding"), CODINGS)
+            pieces = v2_rest.pieces(self._request, output)
+            return Written(pieces, [(b"content-type", b"application/json"), (b"vary", b"accept-encoding")], coding)
         content, length = v2_rest.encode(self._request, output)
         media_type = b"application/json" if length is None else b"application/octet-stream"
         headers = [(b"content-type", media_type), (b"vary", b"accept-encoding")]

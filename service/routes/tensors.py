@@ -3,7 +3,7 @@
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,16 +13,23 @@ from models.types import ALL_TENSOR_NAMES
 from service.batcher import Ticket
 from service.body import CODINGS, WORTH_COMPRESSING, answer_coding, compress
 from service.codecs import ENCODERS, decoder_for, encoder_for
-from service.codecs.base import Decoder, Encoder, check_media_type
+from service.codecs.base import Decoder, Encoder, LongDecoder, check_media_type
 from service.engine import LocalEngine, Submission
 from service.errors import ClientGone, Draining, InvalidOption
-from service.messages import AnswerOptions, AttentionOutput
+from service.lane import Piece, Steps
+from service.messages import Answer, AnswerOptions, AttentionOutput
 from service.observe import Exchange, Receive, Scope, Send
 from service.problems import MEDIA_TYPE as PROBLEM
 from service.runtime import Runtime
 from service.statistics import Statistics
 
 TIMEOUT_HEADER = b"x-request-timeout-ms"
+
+LONG_ANSWER = 1 << 18
+"""Bytes of tensors from which an answer is written a piece at a time; in JSON they are about three times as many."""
+
+TAKE_TIMEOUT_S = 30.0
+"""How long a client may take nothing of a long answer: until it has all of it, it counts as a request in flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +59,12 @@ class Written:
     """An answer as bytes.
 
     Attributes:
-        content: not compressed.
+        content: not compressed; of a long answer an iterator, which makes it a piece at a time.
         headers: those that say what it is.
         coding: what it is to be compressed with; empty for nothing.
     """
 
-    content: bytes
+    content: bytes | Iterator[Piece]
     headers: list[tuple[bytes, bytes]]
     coding: str = ""
 
@@ -77,6 +84,10 @@ class Call(ABC):
     def read(self, body: bytes) -> Any:
         """What `submit` takes. May be called in a thread."""
 
+    def read_in_steps(self, body: bytes) -> Steps[Any] | None:
+        """What `read` would give of a long body, or None if that has to be asked; no steps if it has to be anyhow."""
+        return None
+
     @abstractmethod
     def submit(self, request: Any, bytes_in: int, deadline: float) -> Submission:
         """Queue what `read` made; errors as in `LocalEngine.submit`."""
@@ -89,8 +100,9 @@ class Call(ABC):
 class TensorEndpoint(ABC):
     """Read, queue, write. Every rule lives in one of those three, or in `call`."""
 
-    decode_in_thread_from = 1 << 20
-    """Bytes from which a body is read in a thread, and the event loop goes on: numbers that are wrong take seconds."""
+    long_from = 1 << 20
+    """Bytes from which a body is read in steps, or where that cannot be in a thread, while the event loop goes on:
+    numbers that are wrong take seconds."""
 
     def __init__(self, runtime: Runtime) -> None:
         """Serve with the parts of `runtime`."""
@@ -113,19 +125,21 @@ class TensorEndpoint(ABC):
             body = await self._runtime.intake.read(exchange, receive, deadline, call.codings)
             clock = time.perf_counter
             started = clock()
-            in_thread = len(body) >= self.decode_in_thread_from
-            request = await asyncio.to_thread(call.read, body) if in_thread else call.read(body)
+            request = call.read(body) if len(body) < self.long_from else await self._read_long(call, body)
             decoded = clock()
             submission = call.submit(request, len(body), deadline)
             call.statistics = submission.statistics
             ticket = submission.ticket
             try:
-                output = await _answer(submission, engine, receive)
+                verdicts = await _verdicts(submission, engine, receive)
                 computed = clock()
-                written = call.write(output)
+                written = call.write(await submission.output(verdicts))
+                del verdicts
                 content, headers = written.content, written.headers
+                lane = self._runtime.intake.lane
+                pieces: list[Piece] = [content] if isinstance(content, bytes) else await lane.collect(content)
                 if written.coding:
-                    content = await compress(content, written.coding)
+                    pieces = [await compress(pieces, written.coding)]
                     headers.append((b"content-encoding", written.coding.encode()))
                 encoded = clock()
                 stages = {
@@ -135,12 +149,13 @@ class TensorEndpoint(ABC):
                     "encode": encoded - computed,
                 }
                 timing = ", ".join(f"{stage};dur={seconds * 1e3:.3f}" for stage, seconds in stages.items())
-                headers += [(b"content-length", str(len(content)).encode()), (b"server-timing", timing.encode())]
+                length = sum(map(len, pieces))
+                headers += [(b"content-length", str(length).encode()), (b"server-timing", timing.encode())]
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
                 if call.statistics is not None:  # before the caller has its answer, and may ask for them
                     call.statistics.succeeded(time.monotonic() - exchange.arrived, stages, ticket.sequences)
                     call.statistics = None
-                await send({"type": "http.response.body", "body": content})
+                await _send(pieces, send)
             finally:
                 engine.batcher.release(submission.ticket)
         except BaseException:
@@ -149,6 +164,12 @@ class TensorEndpoint(ABC):
             raise
         for stage, seconds in stages.items():
             self._metrics.stage.labels(stage).observe(seconds)
+
+    async def _read_long(self, call: Call, body: bytes) -> Any:
+        """What `call.read` gives, while the event loop goes on."""
+        steps = call.read_in_steps(body)
+        request = None if steps is None else await self._runtime.intake.lane.run(steps)
+        return await asyncio.to_thread(call.read, body) if request is None else request
 
     def _deadline(self, exchange: Exchange) -> float:
         """When the answer is no longer wanted: counted from arrival, by `time.monotonic`."""
@@ -245,13 +266,27 @@ class _Negotiated(Call):
         check_media_type(request.options, self._encoder.media_type)
         return self._route.prepare(request, self._engine)
 
+    def read_in_steps(self, body: bytes) -> Steps[Any] | None:
+        decoder = self._decoder
+        return self._steps(decoder, body) if isinstance(decoder, LongDecoder) else None
+
+    def _steps(self, decoder: LongDecoder[Any], body: bytes) -> Steps[Any]:
+        request = yield from decoder.decode_in_steps(body, self._query)
+        if request is None:
+            return None
+        check_media_type(request.options, self._encoder.media_type)
+        return self._route.prepare(request, self._engine)
+
     def submit(self, request: Any, bytes_in: int, deadline: float) -> Submission:
         return self._route.submit(request, self._engine, bytes_in, deadline)
 
     def write(self, output: AttentionOutput) -> Written:
         media_type = self._encoder.media_type
-        content = self._encoder.encode(output)
-        worth_it = media_type == "application/json" and len(content) >= WORTH_COMPRESSING
+        is_long = output.nbytes >= LONG_ANSWER
+        content = self._encoder.pieces(output) if is_long else self._encoder.encode(output)
+        worth_it = media_type == "application/json" and (
+            not isinstance(content, bytes) or len(content) >= WORTH_COMPRESSING
+        )
         return Written(
             content,
             [(b"content-type", media_type.encode()), (b"vary", b"accept, accept-encoding")],
@@ -259,14 +294,30 @@ class _Negotiated(Call):
         )
 
 
-async def _answer(submission: Submission, engine: LocalEngine, receive: Receive) -> AttentionOutput:
+async def _send(pieces: list[Piece], send: Send) -> None:
+    """Send a body. Of a long one, a piece is let go of as soon as it has been taken."""
+    pieces.reverse()
+    while len(pieces) > 1:
+        try:
+            async with asyncio.timeout(TAKE_TIMEOUT_S):
+                await send({"type": "http.response.body", "body": pieces.pop(), "more_body": True})
+        except TimeoutError:
+            raise ClientGone(f"the client took nothing of its answer for {TAKE_TIMEOUT_S:g} s") from None
+        await asyncio.sleep(0)  # a fast client takes piece after piece
+    await send({"type": "http.response.body", "body": pieces.pop()})
+
+
+Verdicts = list[tuple[Answer, list[int]]]
+
+
+async def _verdicts(submission: Submission, engine: LocalEngine, receive: Receive) -> Verdicts:
     """Wait for the verdicts; while some of the work is still queued, watch whether the client is still there."""
     ticket = submission.ticket
     if not ticket.queued:
-        return await submission.result()
+        return await submission.verdicts()
     watcher = asyncio.get_running_loop().create_task(_watch(ticket, engine, receive))
     try:
-        return await submission.result()
+        return await submission.verdicts()
     finally:
         watcher.cancel()
 

@@ -76,7 +76,7 @@ class TextRoute(NegotiatedRoute):
 
     path = "/v1/text/attention"
     decoders = TEXT_DECODERS
-    decode_in_thread_from = 1 << 12
+    long_from = 1 << 12
     operation = Operation(
         id="attend_to_text",
         tag="text",

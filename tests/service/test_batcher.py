@@ -1101,19 +1101,35 @@ async def test_work_that_is_not_small_or_not_known_goes_to_a_thread(cost):
     assert bench.slots.busy == 1
 
 
-async def test_small_work_takes_its_turn_behind_older_work():
-    """It overtakes nobody: while no slot is free, it waits like everything else."""
+async def test_small_work_waits_for_no_slot():
+    """It takes none, so it delays nobody; behind the many sequences of a large request it would wait for seconds."""
     bench, runner, other = Bench(), FakeRunner(), FakeRunner()
-    small(bench, 2)
-    first, second = bench.submit(unit(1, other)), bench.submit(unit(2, runner))
+    small(bench, 3)
+    first, second = bench.submit(unit(1, other)), bench.submit(unit(2, other))
+    third = bench.submit(unit(3, runner))
     bench.clock.advance(0)
-    assert bench.slots.numbers == [[1]]
+
+    assert bench.slots.numbers == [[1], [3]]
+    assert answer_of(third) == [3]
+    assert bench.slots.busy == 1
 
     bench.slots.finish()
+    bench.slots.finish()
+    assert (answer_of(first), answer_of(second)) == ([1], [2])
+
+
+async def test_work_that_turns_out_to_be_longer_goes_to_a_thread():
+    """What was small when it was queued need not be so any more."""
+    bench, runner = Bench(), FakeRunner()
+    small(bench, 1)
+    ticket = bench.submit(unit(1, runner))
+    small(bench, 1, cost=HERE_S * 2)
+
     bench.clock.advance(0)
 
-    assert bench.slots.numbers == [[1], [2]]
-    assert (answer_of(first), answer_of(second)) == ([1], [2])
+    assert bench.slots.busy == 1
+    bench.slots.finish()
+    assert answer_of(ticket) == [1]
 
 
 async def test_small_work_that_fails_fails_alone():

@@ -16,7 +16,8 @@ from wire import bits, decode_json, from_tensor_object, tensor_object
 from models.errors import AttentionError, InvalidInput, NonFinite, ShapeMismatch
 from service.backends.base import BackendInfo
 from service.codecs.base import FLOATS, MOST_SEQUENCES
-from service.codecs.json import JsonCodec, _fast_fields, _request
+from service.codecs.fast_json import fast_fields
+from service.codecs.json import FIELDS, JsonCodec, _request
 from service.codecs.strict_json import json_object
 from service.errors import ConflictingFields, InvalidOption, TooLarge, UnknownField, Unparsable, WrongType
 from service.messages import AttentionInput, AttentionOutput, TopK
@@ -441,9 +442,9 @@ def test_a_body_of_many_names_is_refused_without_looking_each_of_them_up():
     """simdjson searches an object for a name: 100,000 names took 100,000² / 2 steps, minutes for a megabyte."""
     body = b"{" + b",".join(b'"%d":1' % i for i in range(100_000)) + b"}"
 
-    assert _fast_fields(body) is None
+    assert fast_fields(body, FIELDS) is None
     nested = b'{"inputs":[[1]],"projections":' + body + b"}"
-    assert _fast_fields(nested) is None
+    assert fast_fields(nested, FIELDS) is None
     for text in (body, nested):
         with pytest.raises(UnknownField):
             decode(text)
@@ -512,7 +513,7 @@ def test_the_fast_way_and_the_slow_way_are_one_format(document: dict[str, Any], 
     """The fast way may give up, but what it reads must be what the standard library reads."""
     body = json.dumps(document, indent=indent, ensure_ascii=ascii_only).encode()
 
-    fast = _fast_fields(body)
+    fast = fast_fields(body, FIELDS)
 
     if fast is not None:
         assert outcome(fast) == outcome(json_object(body, "inputs"))
@@ -524,7 +525,7 @@ def test_plain_numbers_take_the_fast_way(x: np.ndarray, sequences: list[np.ndarr
     """A fast way that always gives up would pass the law above."""
     for inputs in (x, sequences):
         body = orjson.dumps({"inputs": inputs, "model": "m", "top_k": 3}, option=orjson.OPT_SERIALIZE_NUMPY)
-        fields = _fast_fields(body)
+        fields = fast_fields(body, FIELDS)
         assert fields is not None
         found = fields["inputs"] if isinstance(inputs, list) else [fields["inputs"]]
         assert all(isinstance(array, np.ndarray) for array in found)

@@ -45,7 +45,7 @@ def post(app: Service, body: bytes, query: str = "", **headers: str) -> Reply:
 
 @pytest.mark.parametrize(
     ("size", "same"),
-    [(0, True), (AttentionRoute.decode_in_thread_from - 1, True), (AttentionRoute.decode_in_thread_from, False)],
+    [(0, True), (AttentionRoute.long_from - 1, True), (AttentionRoute.long_from, False)],
 )
 def test_a_large_body_is_read_off_the_event_loop(app: Service, monkeypatch: pytest.MonkeyPatch, size: int, same: bool):
     """Finding what is wrong in megabytes of numbers takes seconds; a small body does not pay for a thread."""
