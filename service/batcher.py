@@ -68,6 +68,15 @@ HERE_S = 100e-6
 MOST_HERE_S = 300e-6
 """About how long a batch of such units may keep the event loop."""
 
+SMALL_S = 1e-3
+"""A request that takes no longer is small: it does not wait for all the units of larger ones before it."""
+
+MOST_SMALL = 8
+"""Sequences that a small request has at most."""
+
+PATIENCE_S = 2e-3
+"""If no slot becomes free for so long, the small requests that wait are computed in the event loop's thread."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -129,20 +138,23 @@ class Batcher:
     """Admission, order, batches and deadlines.
 
     Units with one key form a queue, first in, first out. The next batch is always led by the unit that has waited
-    longest of all, joined by those behind it in its own queue: no key can starve another. Only units that take a moment
-    do without a slot, and so overtake those that wait for one.
+    longest of all, joined by those behind it in its own queue: no key can starve another. Small requests are apart: the
+    oldest of them leads every second batch if there are others, and what only takes a moment needs no slot.
     """
 
     def __init__(self, slots: Slots, limits: Limits, clock: Clock, metrics: Metrics) -> None:
         """Serve through `slots`; `clock` is a `LoopClock` outside of tests."""
         self._slots, self._limits, self._clock, self._metrics = slots, limits, clock, metrics
         self._queue: OrderedDict[int, _Pending] = OrderedDict()  # for a slot
-        self._small: OrderedDict[int, _Pending] = OrderedDict()  # for a moment of this thread
+        self._small: OrderedDict[int, _Pending] = OrderedDict()  # of small requests
+        self._small_led = False
+        self._freed = 0.0
         self._by_key: dict[tuple[object, ...], OrderedDict[int, _Pending]] = {}
         self._number = 0
         self._free = slots.count
         self._draining = False
         self._soon: Timer | None = None
+        self._overdue: Timer | None = None
         self._running: dict[Run, list[_Pending]] = {}
         self._tickets: set[Ticket] = set()
         self._sequences = self._tokens = self._bytes = 0
@@ -199,8 +211,9 @@ class Batcher:
         self._sequences += ticket.sequences
         self._tokens += tokens
         self._bytes += size
+        small = len(units) <= MOST_SMALL and sum(map(self._slots.cost_s, units)) <= SMALL_S
         for index, unit in enumerate(units):
-            self._enqueue(_Pending(self._number, unit.key(), unit, ticket, index))
+            self._enqueue(_Pending(self._number, unit.key(), unit, ticket, index), small=small)
             self._number += 1
         self._dispatch()
         if not ticket.ended:
@@ -263,11 +276,10 @@ class Batcher:
         """The time the work in flight will take, by the pace so far; 1 to 30 s."""
         return min(30.0, max(1.0, self._tokens * self._token_seconds / self._slots.count))
 
-    def _enqueue(self, pending: _Pending) -> None:
+    def _enqueue(self, pending: _Pending, *, small: bool) -> None:
         pending.ticket.pending.append(pending)
         pending.ticket.waiting += 1
-        waiting = self._small if self._slots.cost_s(pending.unit) <= HERE_S else self._queue
-        waiting[pending.number] = pending
+        (self._small if small else self._queue)[pending.number] = pending
         self._by_key.setdefault(pending.key, OrderedDict())[pending.number] = pending
 
     def _dequeue(self, pending: _Pending) -> None:
@@ -280,28 +292,53 @@ class Batcher:
             del self._by_key[pending.key]
 
     def _dispatch(self) -> None:
-        """Start batches while there are free slots and work; small units are computed here, in a moment."""
-        while self._free and (oldest := self._first(self._queue)) is not None:
+        """Start batches while there are free slots and work; what takes a moment is computed here, soon."""
+        while self._free and (lead := self._lead()) is not None:
             self._free -= 1
-            self._slots.start(self._taken(oldest, self._limits.batch_sequences), self._done)
-        if self._small and self._soon is None:
-            self._soon = self._clock.call_soon(self._compute_here)
+            self._slots.start(self._taken(lead, self._limits.batch_sequences), self._done)
+        if (small := self._first(self._small)) is None:
+            return
+        if self._soon is None and self._takes_a_moment(small):
+            self._soon = self._clock.call_soon(self._compute_soon)
+        elif self._overdue is None:
+            self._overdue = self._clock.call_at(self._freed + PATIENCE_S, self._compute_overdue)
 
-    def _compute_here(self) -> None:
-        """Compute a batch of small units without a thread, and without a slot: they wait for no longer work.
+    def _lead(self) -> _Pending | None:
+        """The unit that leads the next batch for a slot: the oldest of a small request and of a large one, in turns."""
+        small, large = self._first(self._small), self._first(self._queue)
+        if small is not None and self._takes_a_moment(small):
+            small = None
+        self._small_led = small is not None and (large is None or not self._small_led)
+        return small if self._small_led else large
 
-        By now, all that came in the same turn of the event loop is in the queue, and batches with it.
-        """
+    def _takes_a_moment(self, pending: _Pending) -> bool:
+        return self._slots.cost_s(pending.unit) <= HERE_S
+
+    def _compute_soon(self) -> None:
+        """By now, all that came in the same turn of the event loop is in the queue, and batches with it."""
         self._soon = None
-        if (oldest := self._first(self._small)) is not None:
-            cost = self._slots.cost_s(oldest.unit)
-            if cost <= HERE_S:
-                run = self._taken(oldest, min(self._limits.batch_sequences, 1 + int(MOST_HERE_S / (cost + 1e-9))))
-                self._slots.compute(run)
-                self._conclude(run)
-            else:  # it has turned out to be longer
-                self._queue[oldest.number] = self._small.pop(oldest.number)
+        small = self._first(self._small)
+        if small is not None and self._takes_a_moment(small):
+            self._compute_here(small)
         self._dispatch()
+
+    def _compute_overdue(self) -> None:
+        """No slot may have become free for a while: then small requests do without."""
+        self._overdue = None
+        small = self._first(self._small)
+        if small is not None and self._clock.time() >= self._freed + PATIENCE_S:
+            self._compute_here(small)
+        self._dispatch()
+
+    def _compute_here(self, small: _Pending) -> None:
+        """Compute a batch of small units without a thread and without a slot."""
+        cost = self._slots.cost_s(small.unit)
+        if cost > SMALL_S:  # it has turned out to be more
+            self._queue[small.number] = self._small.pop(small.number)
+            return
+        run = self._taken(small, min(self._limits.batch_sequences, 1 + int(MOST_HERE_S / (cost + 1e-9))))
+        self._slots.compute(run)
+        self._conclude(run)
 
     def _taken(self, oldest: _Pending, most_sequences: int) -> Run:
         """A run of the oldest unit and those of its key that fit beside it."""
@@ -331,6 +368,7 @@ class Batcher:
     def _done(self, run: Run) -> None:
         """A slot is free again. Called by the slots; must not fail."""
         self._free += 1
+        self._freed = self._clock.time()
         self._conclude(run)
         self._dispatch()
 
