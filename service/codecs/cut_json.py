@@ -27,6 +27,9 @@ PIECE = 1 << 16
 SHORT = 1 << 10
 """Bytes between two quotation marks that stay where they are."""
 
+BETWEEN = 1 << 16
+"""Bytes between two arrays beyond which a body is read as a whole."""
+
 MOST_STRINGS, MOST_PIECES, MOST_LEFT = 1 << 12, 1 << 12, 1 << 18
 """Quotation marks of a body, pieces cut out of it, and bytes that are left, beyond which it is read as a whole."""
 
@@ -108,11 +111,12 @@ class _Cuts:
     def _arrays(self, at: int, end: int) -> Steps[None]:
         """Cut every array out of a part of the body without strings."""
         body = self._body
-        while row := ROW.search(body, at, min(end, at + PIECE)):
+        while row := ROW.search(body, at, min(end, at + BETWEEN)):
             start = row.start()
-            self.left.append(body[at:start])
+            before = body[at:start]
+            self.left.append(before)
             first = body.find(b"]", start, end)
-            if first - start > 2 * PIECE:
+            if first - start > 2 * PIECE or (first > 0 and before.rstrip().endswith(b":")):  # it is no row of a matrix
                 self.left.append(b"[")
                 yield from self._elements(start + 1, first)
                 at = first
@@ -126,7 +130,7 @@ class _Cuts:
             self._take(_rows(self._parser, body[start:stop]))
             at = stop
             yield
-        if end - at > PIECE:
+        if end - at > BETWEEN:
             raise _Odd
         self.left.append(body[at:end])
 
@@ -211,10 +215,15 @@ def _restored(value: Any, name: str, found: list[Array | bytearray | None]) -> S
     if not isinstance(value, list):
         return value
     if not (value and isinstance(value[0], str) and value[0].startswith(MARK)):
-        items = [None] * len(value)
+        items: list[Any] = [None] * len(value)
         for i, item in enumerate(value):
             items[i] = yield from _restored(item, name, found)
-        return items
+        long_rows = [item for item in items if isinstance(item, np.ndarray) and item.ndim == 1]
+        if not long_rows:
+            return items
+        if len(long_rows) < len(items) or len({(row.dtype, row.size) for row in long_rows}) > 1:
+            raise _Odd
+        return np.stack(long_rows)
     pieces = [_taken(mark, found, np.ndarray) for mark in value]
     first = pieces[0]
     whole = np.empty((sum(map(len, pieces)), *first.shape[1:]), first.dtype)
