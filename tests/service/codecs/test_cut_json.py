@@ -216,7 +216,7 @@ def test_a_body_of_too_many_parts_is_read_as_a_whole(monkeypatch: pytest.MonkeyP
     """Each of them costs something beside its bytes."""
     monkeypatch.setattr(cut_json, limit, 1)
 
-    assert in_steps(f'{{"inputs": [{ROWS}]}}'.encode()) is None
+    assert in_steps(f'{{"inputs": [{ROWS}, {ROWS}]}}'.encode()) is None
 
 
 @LAW
