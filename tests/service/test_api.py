@@ -901,8 +901,7 @@ def test_a_client_that_leaves_in_the_queue_is_not_computed_and_nobody_else_suffe
     """Its work is dropped: attention_cancelled_total grows, batches do not, and the others get their answers."""
     with own_server(artifacts, ATTENTION_COMPUTE_THREADS="1") as server:
         blocker = npy(np.zeros((8_192, 64), np.float32))
-        body = json.dumps({"inputs": draw("lesson", 4).tolist()}).encode()
-        alone = attend(server.url, body, "?model=lesson").body
+        body = json.dumps({"inputs": draw("lesson", 4).tolist()}).encode()  # the first: nobody knows that it is small
         before = metrics_of(server)
         with ThreadPoolExecutor(9) as threads:
             path = "/v1/attention?return=outputs"
@@ -919,8 +918,9 @@ def test_a_client_that_leaves_in_the_queue_is_not_computed_and_nobody_else_suffe
             still_blocked = total(metrics_of(server), "attention_busy_slots")
 
             assert blocking.result().status == 200
-            assert [future.result().body for future in staying] == [alone] * 4
+            bodies = [future.result().body for future in staying]
         after = metrics_of(server)
+        assert bodies == [attend(server.url, body, "?model=lesson").body] * 4
         assert still_blocked == 1, "the blocking request ended too soon to prove anything"
         assert computed(after) - computed(before) == 5
         assert total(after, "attention_requests_total", outcome="cancelled", status="499") == 5
