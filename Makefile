@@ -3,7 +3,7 @@ VENV ?= .venv
 export VENV
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve demo test parity lint format bench bench-overhead bench-peers loadtest proto clean
+.PHONY: help setup setup-dev serve demo test parity lint format bench bench-large bench-overhead bench-peers loadtest proto clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -47,6 +47,9 @@ bench-overhead: setup-dev ## Of those, the idle overhead: a lone small request l
 
 bench-peers: setup-dev ## Other servers beside this one, installed into .bench-peers; same work, same run
 	@$(BIN)/python -m loadtest.peers $(ARGS)
+
+bench-large: setup-dev ## What small requests wait beside large JSON bodies, with two workers
+	@ATTENTION_WORKERS=2 $(BIN)/python -m loadtest.large $(ARGS)
 
 loadtest: setup-dev ## Locust against URL=… (default http://127.0.0.1:8000), headless, 30 s
 	@$(BIN)/locust -f loadtest/locustfile.py --headless -u 8 -r 8 -t 30s --host $(or $(URL),http://127.0.0.1:8000) $(ARGS)
