@@ -49,7 +49,7 @@ bench-peers: setup-dev ## Other servers beside this one, installed into .bench-p
 	@$(BIN)/python -m loadtest.peers $(ARGS)
 
 bench-large: setup-dev ## What small requests wait beside large JSON bodies, with two workers
-	@ATTENTION_WORKERS=2 $(BIN)/python -m loadtest.large $(ARGS)
+	@$(BIN)/python -m loadtest.bench.large $(ARGS)
 
 loadtest: setup-dev ## Locust against URL=… (default http://127.0.0.1:8000), headless, 30 s
 	@$(BIN)/locust -f loadtest/locustfile.py --headless -u 8 -r 8 -t 30s --host $(or $(URL),http://127.0.0.1:8000) $(ARGS)
