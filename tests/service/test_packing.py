@@ -252,6 +252,16 @@ def test_no_tensor_leaves_that_is_not_finite(name, value):
     assert error.value.fields[0].pointer == "/inputs/1"
 
 
+def test_large_numbers_are_finite_though_their_squares_are_not():
+    """Squares are asked first, for they are cheap; what they say is not the last word."""
+    made = tensors(["outputs"])
+    made["outputs"][:] = 3e38
+
+    found, _ = answer(asking("outputs"), made)
+
+    assert (found["outputs"] == np.float32(3e38)).all()
+
+
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_a_masked_score_is_minus_infinity_and_right(is_causal):
     mask = None if is_causal else np.tri(N, dtype=bool)
