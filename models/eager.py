@@ -70,7 +70,7 @@ def attend(
         logit_softcap: scaled scores become cap * tanh(scores / cap), before any bias.
         position_bias: (h, n, n), added likewise, or None.
     """
-    scores = query @ key.transpose(-1, -2) * scale  # (b, h, n, n)
+    scores = (query * scale) @ key.transpose(-1, -2)  # (b, h, n, n); scaled before it is so large
     if logit_softcap is not None:
         scores = torch.tanh(scores / logit_softcap) * logit_softcap
     if position_bias is not None:

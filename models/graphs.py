@@ -59,59 +59,133 @@ def specialise(model: ModelProto, variant: Variant) -> ModelProto:
     return _narrowed(small, variant.wanted)
 
 
-def fused(model: ModelProto, num_heads: int) -> ModelProto:
-    """The graph with outputs made by one kernel that holds no matrix of scores, so that memory grows with the tokens.
+KERNEL_OPSET = 23
+"""Of the operator `Attention`."""
+
+
+def with_kernel(
+    model: ModelProto, num_heads: int, *, masked: bool = False, biased: bool = False, is_causal: bool = False
+) -> ModelProto:
+    """The graph with weights and outputs made by one operator, which transposes nothing and takes causality as a flag.
+
+    A row that a mask lets see nothing gets the mean of the values: whoever projects outputs takes `specialise`'s graph.
 
     Args:
-        model: what `specialise` made without mask and bias, of a layer with `AttentionSpec.plain_scores`.
+        model: what `specialise` made without mask and bias, of a layer with `AttentionSpec.plain_scores`, with outputs
+            or projected outputs and no scores; it is not changed.
         num_heads: query heads.
+        masked: takes `attn_mask`; never together with a bias, as the operator has one input for either.
+        biased: takes `attn_bias`.
+        is_causal: rows see earlier columns only.
 
     Source:
-        `com.microsoft.MultiHeadAttention` of ONNX Runtime, which on a CPU tiles as FlashAttention does (Dao 2023,
-        arXiv:2307.08691) where there is neither mask nor bias. Its scale is an attribute, so queries are scaled first.
+        https://onnx.ai/onnx/operators/onnx__Attention.html. Its scale is an attribute, so queries are scaled first.
     """
     small = ModelProto()
     small.CopyFrom(model)
     graph = small.graph
-    # (b, h, n, c) as the kernel takes them, (b, n, h * c); what splits heads and what merges them again cancels out.
+    # (b, h, n, c) as the operator takes them, (b, n, h * c); what splits heads and what merges them again cancels out.
     graph.initializer.append(numpy_helper.from_array(np.array([0, 0, -1], np.int64), "flat"))
-    made = [helper.make_node("Mul", ["query", "scale"], ["scaled_query"])]
-    for name in ("scaled_query", "key", "value"):
+    made = [helper.make_node("Mul", ["query", "scale"], ["kernel_query"])]
+    for name in ("kernel_query", "key", "value"):
         made.append(helper.make_node("Transpose", [name], [f"{name}_by_token"], perm=[0, 2, 1, 3]))
         made.append(helper.make_node("Reshape", [f"{name}_by_token", "flat"], [f"{name}_flat"]))
-    taken = ["scaled_query_flat", "key_flat", "value_flat"]
-    kernel = helper.make_node(
-        "MultiHeadAttention", taken, ["outputs"], domain="com.microsoft", num_heads=num_heads, scale=1.0
+    taken = ["kernel_query_flat", "key_flat", "value_flat"]
+    if masked:
+        graph.input.append(helper.make_tensor_value_info("attn_mask", onnx.TensorProto.BOOL, ["batch", TOKENS, TOKENS]))
+        graph.initializer.append(numpy_helper.from_array(np.array([1], np.int64), "axis_of_heads"))
+        made.append(helper.make_node("Unsqueeze", ["attn_mask", "axis_of_heads"], ["mask_of_heads"]))
+        taken.append("mask_of_heads")
+    elif biased:
+        axes = ["batch", "bias_heads", TOKENS, TOKENS]
+        graph.input.append(helper.make_tensor_value_info("attn_bias", onnx.TensorProto.FLOAT, axes))
+        taken.append("attn_bias")
+    found = ["outputs", "", "", "weights"] if any(v.name == "weights" for v in graph.output) else ["outputs"]
+    heads = {"q_num_heads": num_heads, "kv_num_heads": num_heads}
+    node = helper.make_node(
+        "Attention",
+        taken,
+        found,
+        scale=1.0,
+        is_causal=int(is_causal),
+        qk_matmul_output_mode=3,  # weights are what comes out of the softmax
+        **heads,  # type: ignore[arg-type] # an attribute
     )
-    made.append(kernel)
+    made.append(node)
     at = next(i for i, node in enumerate(graph.node) if "outputs" in node.output)
-    keep(graph.node, [*graph.node[:at], *made, *graph.node[at + 1 :]])
-    small.opset_import.append(helper.make_opsetid("com.microsoft", 1))
-    prune(graph)
-    return small
-
-
-def attending(model: ModelProto) -> ModelProto:
-    """The part of a graph that comes after the projections: it takes `query`, `key` and `value` as they enter scores.
-
-    The rows of a mask, a bias and the answer are those of the query, which may have fewer tokens than key and value.
-
-    Args:
-        model: what `specialise` made, with outputs or projected outputs and none of those three.
-    """
-    small = ModelProto()
-    small.CopyFrom(model)
-    graph = small.graph
-    parts = ("query", "key", "value")
-    keep(graph.node, [node for node in graph.node if set(parts).isdisjoint(node.output)])
-    graph.input.extend(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [None] * 4) for name in parts)
-    for value in graph.input:
-        for axis in value.type.tensor_type.shape.dim:
-            if axis.dim_param == TOKENS:
-                axis.ClearField("dim_param")
+    old = {"outputs", "weights"}
+    before = [node for node in graph.node[:at] if old.isdisjoint(node.output)]
+    keep(graph.node, [*before, *made, *graph.node[at + 1 :]])
+    next(o for o in small.opset_import if not o.domain).version = KERNEL_OPSET
     prune(graph)
     checked(small)
     return small
+
+
+def tile(variant: Variant) -> ModelProto:
+    """A few rows of one head of any layer with `AttentionSpec.plain_scores`: what comes after the projections.
+
+    It takes `query` (1, rows, head_dim), scaled; `key` (1, columns, head_dim) and `value` (1, columns, value_dim); and
+    where the variant says so `attn_mask` and `attn_bias` (1, rows, columns). It gives those of `scores`, `weights`
+    (1, rows, columns) and `outputs` (1, rows, value_dim) that are wanted.
+
+    Source:
+        Outputs alone, without mask and bias, are one `com.microsoft.MultiHeadAttention` of ONNX Runtime, which on a CPU
+        tiles as FlashAttention does (Dao 2023, arXiv:2307.08691). It takes no mask so.
+    """
+    if variant == Variant(("outputs",)):
+        sizes = {"num_heads": 1, "scale": 1.0}
+        taken = ["query", "key", "value"]
+        made = [helper.make_node("MultiHeadAttention", taken, ["outputs"], domain="com.microsoft", **sizes)]  # type: ignore[arg-type] # attributes
+    else:
+        made = _explicit(variant)
+    kinds = {"attn_mask": onnx.TensorProto.BOOL}
+    names = ("query", "key", "value", "attn_mask", "attn_bias")
+    constants = {"nothing": -np.inf, "zero": 0.0}
+    axes = [1, None, None]
+    graph = helper.make_graph(
+        made,
+        "tile",
+        [helper.make_tensor_value_info(name, kinds.get(name, onnx.TensorProto.FLOAT), axes) for name in names],
+        [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, axes) for name in variant.wanted],
+        [numpy_helper.from_array(np.array(number, np.float32), name) for name, number in constants.items()],
+    )
+    prune(graph)
+    domains = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=domains, ir_version=10)
+
+
+def _explicit(variant: Variant) -> list[onnx.NodeProto]:
+    """The nodes of a tile with a matrix of scores."""
+    made = [
+        helper.make_node("Transpose", ["key"], ["columns"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["query", "columns"], ["product"]),
+    ]
+    if variant.biased:
+        made.append(helper.make_node("Add", ["product", "attn_bias"], ["biased"]))
+    if variant.masked:
+        made.append(helper.make_node("Where", ["attn_mask", made[-1].output[0], "nothing"], ["masked"]))
+    made[-1].output[0] = "scores"
+    made.append(helper.make_node("Softmax", ["scores"], ["softmax"], axis=-1))
+    if variant.masked:  # also turns the NaN of a row that sees nothing into 0
+        made.append(helper.make_node("Where", ["attn_mask", "softmax", "zero"], ["kept"]))
+    made[-1].output[0] = "weights"
+    made.append(helper.make_node("MatMul", ["weights", "value"], ["outputs"]))
+    return made
+
+
+def projecting(model: ModelProto) -> ModelProto:
+    """The part of a graph that comes last: it takes `outputs` (batch, tokens, h * value_dim) and gives `projected`.
+
+    Args:
+        model: what `export_layer` made of a layer with an output projection; it is not changed.
+    """
+    small = ModelProto()
+    small.CopyFrom(model)
+    graph = small.graph
+    keep(graph.node, [node for node in graph.node if "outputs" not in node.output])
+    graph.input.append(helper.make_tensor_value_info("outputs", onnx.TensorProto.FLOAT, ["batch", TOKENS, None]))
+    return _narrowed(small, ("projected",))
 
 
 def narrow(model: ModelProto, wanted: Sequence[str]) -> ModelProto:

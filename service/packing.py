@@ -9,7 +9,7 @@ import numpy as np
 from models.errors import NumericOverflow
 from models.masks import fully_masked_rows, visible
 from models.types import F32, PER_HEAD, Array, Bool, Projections, SequenceInput
-from service.backends.base import Batch, Runner, Tensors
+from service.backends.base import Batch, Runner, Spread, Tensors, in_turn
 from service.messages import Answer, AnswerOptions, TopK
 from service.statistics import Statistics
 
@@ -94,8 +94,8 @@ def batch_limit(unit: Unit, most_sequences: int) -> int:
     return max(1, min(most_sequences, unit.job.runner.batch_tokens // unit.bucket))
 
 
-def batch_of(units: Sequence[Unit]) -> Batch:
-    """The batch of units of one key."""
+def batch_of(units: Sequence[Unit], spread: Spread = in_turn) -> Batch:
+    """The batch of units of one key, with what is to compute the parts of a long one."""
     job = units[0].job
     masks: tuple[Bool, ...] | None = None
     if units[0].masked:
@@ -111,6 +111,7 @@ def batch_of(units: Sequence[Unit]) -> Batch:
         scale=job.scale,
         wanted=job.wanted,
         projections=job.projections,
+        spread=spread,
     )
 
 
@@ -173,9 +174,9 @@ def _silence(tensors: Tensors, rows: list[int]) -> None:
 
 
 def _check_finite(name: str, tensor: F32, keep: Bool | None, pointer: str) -> None:
-    good = np.isfinite(tensor)
     if keep is None and math.isfinite(np.vdot(tensor, tensor)):
         return  # a sum of squares is finite only where all of them are; that takes half the time of asking each number
+    good = np.isfinite(tensor)
     if keep is not None:
         good |= (tensor < 0) & ~keep  # a masked score is -inf, and right
     if not good.all():

@@ -14,7 +14,7 @@ LENGTHS = (33, 7, 2, 1)
 """The longest first: differences are measured against the largest value so far, and a single score may cancel to 0."""
 
 LONG = 512
-"""Tokens from which every backend that has a fused kernel for outputs alone uses it."""
+"""Tokens from which every backend that computes long sequences in another way does so."""
 
 BETWEEN_BACKENDS = 1e-5
 """Largest difference allowed between two backends, relative to the largest value of the tensor, float32, where scores

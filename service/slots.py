@@ -6,12 +6,13 @@ import math
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from models.errors import AttentionError, InvalidInput
-from service.backends.base import Tensors
+from service.backends.base import Spread, Tensors, in_turn
 from service.errors import BackendFailed
 from service.messages import Answer
 from service.packing import Unit, answer, batch_of
@@ -21,17 +22,30 @@ log = logging.getLogger(__name__)
 MOST_KINDS = 4_096
 """Kinds of units whose cost is remembered."""
 
+SHARED_S = 1e-3
+"""A batch that takes longer offers the parts of its work to idle slots: to wake one takes a tenth of that at the most
+(`python -m loadtest.sharing` measures what it gives)."""
+
 Verdict = tuple[Answer, list[int]] | AttentionError
 """What became of a unit: its answer and the rows that see nothing, or why there is none."""
 
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """A batch on its way through a compute slot."""
+    """A batch on its way through a compute slot.
+
+    Attributes:
+        units: of one key.
+        started, finished: when it was computed, by the monotonic clock, s.
+        helped_s: how long other slots have worked for it.
+        verdicts: one per unit, in order.
+        failures: runs of the backend that failed.
+    """
 
     units: list[Unit]
     started: float = 0.0
     finished: float = 0.0
+    helped_s: float = 0.0
     verdicts: list[Verdict] = field(default_factory=list)
     failures: int = 0
 
@@ -60,15 +74,19 @@ class Slots(Protocol):
         """Take no more work."""
 
 
-def compute(units: Sequence[Unit]) -> tuple[list[Verdict], int]:
+def compute(units: Sequence[Unit], spread: Spread = in_turn) -> tuple[list[Verdict], int]:
     """Run a batch; if that fails, each half by itself, so that only the unit at fault fails.
+
+    Args:
+        units: of one key.
+        spread: what computes the parts of a long sequence.
 
     Returns:
         A verdict per unit, and how many runs of the backend failed.
     """
     runner = units[0].job.runner
     try:
-        results = runner.run(batch_of(units))
+        results = runner.run(batch_of(units, spread))
         if len(results) != len(units):
             raise BackendFailed(f"{len(results)} results for {len(units)} sequences")
     except BaseException as error:  # noqa: BLE001 - panics of runtimes need not be an Exception; others must not suffer
@@ -78,7 +96,7 @@ def compute(units: Sequence[Unit]) -> tuple[list[Verdict], int]:
         return [_verdict(unit, tensors) for unit, tensors in zip(units, results, strict=True)], 0
     # Here the error is gone, and with its traceback the memory of the failed run: it may be what was short.
     half = len(units) // 2
-    left, right = compute(units[:half]), compute(units[half:])
+    left, right = compute(units[:half], spread), compute(units[half:], spread)
     return left[0] + right[0], left[1] + right[1] + 1
 
 
@@ -96,15 +114,70 @@ def _as_error(error: BaseException, unit: Unit) -> AttentionError:
     return BackendFailed("the computation failed on our side; it has been logged")
 
 
+class _Shared:
+    """Parts of one batch that several threads compute, each the next that nobody has begun."""
+
+    def __init__(self, parts: Sequence[Callable[[], None]]) -> None:
+        self._parts = deque(parts)
+        self._lock = threading.Lock()
+        self._begun = 0
+        self._over = threading.Condition(self._lock)
+        self._error: BaseException | None = None
+        self.helped_s = 0.0
+
+    def work(self, wanted_elsewhere: Callable[[], bool]) -> None:
+        """Compute parts until there are none left, or this thread is wanted elsewhere."""
+        while not wanted_elsewhere():
+            with self._lock:
+                if not self._parts:
+                    return
+                part = self._parts.popleft()
+                self._begun += 1
+            error: BaseException | None = None
+            try:
+                part()
+            except BaseException as caught:  # noqa: BLE001 - it is raised in the thread whose batch this is
+                error = caught
+            del part
+            with self._lock:
+                if error is not None:
+                    self._error = self._error or error
+                    self._parts.clear()
+                self._begun -= 1
+                self._over.notify_all()
+
+    def help(self, wanted_elsewhere: Callable[[], bool]) -> None:
+        """The same in a thread that has nothing else to do."""
+        began = time.monotonic()
+        self.work(wanted_elsewhere)
+        with self._lock:
+            self.helped_s += time.monotonic() - began
+
+    def wait(self) -> None:
+        """Wait for the parts that other threads have begun, and raise what any part raised."""
+        with self._lock:
+            while self._begun:
+                self._over.wait()
+            error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+
 class ThreadSlots:
-    """Compute slots that are threads of this process: runtimes release the interpreter's lock while they compute."""
+    """Compute slots that are threads of this process: runtimes release the interpreter's lock while they compute.
+
+    A long sequence comes in parts, which idle slots help to compute. Batches come first: while all slots have one there
+    is no help, and a slot that helps leaves for the next batch as soon as the part in its hands is done.
+    """
 
     def __init__(self, count: int, loop: asyncio.AbstractEventLoop, *, measures: bool = False) -> None:
         """Start `count` threads that report to `loop`; `measures` says whether small work may do without them."""
         self.count = count
         self._loop, self._measures = loop, measures
         self._costs: dict[tuple[object, ...], float] = {}
-        self._work: queue.SimpleQueue[tuple[Run, Callable[[Run], None]] | None] = queue.SimpleQueue()
+        self._runs: queue.SimpleQueue[tuple[Run, Callable[[Run], None]]] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Literal["run", "close"] | _Shared] = queue.SimpleQueue()
+        """What there is to do, in this order; a run is then the first of those."""
         self._threads = [threading.Thread(target=self._serve, name=f"compute-{i}", daemon=True) for i in range(count)]
         for thread in self._threads:
             thread.start()
@@ -120,13 +193,14 @@ class ThreadSlots:
 
     def start(self, run: Run, done: Callable[[Run], None]) -> None:
         """See `Slots.start`."""
-        self._work.put((run, done))
+        self._runs.put((run, done))
+        self._work.put("run")
 
     def compute(self, run: Run) -> None:
         """See `Slots.compute`."""
         run.started, busy = time.monotonic(), time.thread_time()
         try:
-            run.verdicts, run.failures = compute(run.units)
+            run.verdicts, run.failures = compute(run.units, self._spread_of(run))
         except BaseException as error:
             log.critical("a compute slot survived %r", error, exc_info=error)
             run.verdicts = [BackendFailed("the computation failed on our side") for _ in run.units]
@@ -134,12 +208,27 @@ class ThreadSlots:
         if self._measures:
             self._remember(run, time.thread_time() - busy)
 
+    def _spread_of(self, run: Run) -> Spread:
+        """What computes the parts of a run: idle slots too, where it is known to take long or not known at all."""
+        if self.count == 1 or self.cost_s(run.units[0]) * len(run.units) < SHARED_S:
+            return in_turn
+
+        def spread(parts: Sequence[Callable[[], None]]) -> None:
+            shared = _Shared(parts)
+            for _ in range(min(self.count, len(parts)) - 1):
+                self._work.put(shared)
+            shared.work(lambda: False)
+            shared.wait()
+            run.helped_s += shared.helped_s
+
+        return spread
+
     def _remember(self, run: Run, busy_s: float) -> None:
-        """What a unit of the run took of the processor: what it waited for others is not its cost.
+        """What a unit of the run took of the processor, in all threads: what it waited for others is not its cost.
 
         Half of it is what was remembered before, so that a hiccup fades.
         """
-        kind, cost = run.units[0].kind(), busy_s / len(run.units)
+        kind, cost = run.units[0].kind(), (busy_s + run.helped_s) / len(run.units)
         if len(self._costs) >= MOST_KINDS:
             self._costs.clear()
         self._costs[kind] = (cost + self._costs.get(kind, cost)) / 2
@@ -147,14 +236,18 @@ class ThreadSlots:
     def close(self) -> None:
         """See `Slots.close`; what is running goes on to its end."""
         for _ in self._threads:
-            self._work.put(None)
+            self._work.put("close")
 
     def _serve(self) -> None:
-        while (item := self._work.get()) is not None:
-            run, done = item
+        while (item := self._work.get()) != "close":
+            if isinstance(item, _Shared):
+                item.help(lambda: not self._runs.empty())
+                del item
+                continue
+            run, done = self._runs.get()
             self.compute(run)
             try:
                 self._loop.call_soon_threadsafe(done, run)
             except RuntimeError:  # the loop is closed: nobody waits any more
                 return
-            del item, run, done  # do not hold a batch's memory while waiting for the next
+            del run, done  # do not hold a batch's memory while waiting for the next

@@ -1,6 +1,6 @@
 """What a backend is: it turns a `Batch` into the tensors asked for, and does nothing else."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -12,6 +12,16 @@ SCORED = frozenset({"weights", "scores"})
 
 Tensors = Mapping[str, F32]
 """Tensors of one sequence by name: per-head ones (h, n, ·), outputs (n, h * value_dim), projected (n, embed_dim)."""
+
+
+Spread = Callable[[Sequence[Callable[[], None]]], None]
+"""Calls each of several functions once, in any order, perhaps in several threads, and returns when all have ended."""
+
+
+def in_turn(parts: Sequence[Callable[[], None]]) -> None:
+    """One after the other: the `Spread` of who has one thread."""
+    for part in parts:
+        part()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +54,7 @@ class Batch:
         scale: factor of the scores.
         wanted: names of the tensors to compute.
         projections: the caller's own matrices, for the runner of `Backend.projections`.
+        spread: what a runner may have the parts of its work computed by; which parts there are must not depend on it.
     """
 
     inputs: tuple[Array, ...]
@@ -53,6 +64,7 @@ class Batch:
     scale: float
     wanted: tuple[str, ...]
     projections: Projections | None = None
+    spread: Spread = in_turn
 
     @property
     def length(self) -> int:

@@ -3,8 +3,8 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
@@ -12,11 +12,12 @@ import onnxruntime as ort
 from onnx import ModelProto
 
 from models.encoder_spec import EncoderSpec, encoder_tensor_names, placed
-from models.graphs import Variant, attending, fused, narrow, specialise
+from models.graphs import Variant, narrow, projecting, specialise, with_kernel
 from models.repository import EncoderEntry, ModelEntry
 from models.store import ArtifactStore
 from models.types import F32, Array, Bool
 from service.backends.base import SCORED, BackendInfo, Batch, Tensors
+from service.backends.tiles import Tiles
 from service.devices import Device
 from service.errors import ConfigurationError
 from service.settings import Settings
@@ -29,19 +30,21 @@ GPU_BATCH_TOKENS = 16_384
 SESSIONS = 24
 """Specialised graphs kept open per layer."""
 
-FUSE_FROM, TILE_FROM = 512, 1_024
-"""Tokens from which outputs alone are computed by a kernel that fuses attention; and, where there is a mask or a bias,
-which no kernel takes, a few rows at a time. Below, either costs more than it saves."""
+TILE_FROM = 512
+"""Tokens from which a sequence of several heads is computed in tiles, which threads may share; twice as many where it
+has one head. Tiles cost one thread nothing then, but a single one would."""
 
-TILE_BYTES = 32 << 20
-LEAST_ROWS = 16
-"""Scores held at a time, and rows computed at a time at the least."""
+PROJECTED_ROWS = 256
+"""Rows of a long sequence's outputs that are projected at a time."""
 
 MIXED = frozenset({"outputs", "projected"})
 """Tensors in which values are mixed by weights."""
 
-Way = Literal["whole", "fused", "attending"]
-"""How a graph is run: as exported, with one kernel for attention, or only what comes after the projections."""
+ATTENDED = MIXED | SCORED
+"""Tensors that take more than the projections of queries, keys and values."""
+
+Way = Literal["whole", "kernel", "causal", "projecting"]
+"""How a graph is run: as exported; with one operator for attention, which may see to causality; or its last part."""
 
 ENCODER_SESSIONS = 3
 """Graphs kept open per encoder: each holds the numbers it needs, most of which are the embeddings of words."""
@@ -72,6 +75,7 @@ class OnnxBackend:
             if settings.gpu_mem_limit_mib:
                 self.options["gpu_mem_limit"] = settings.gpu_mem_limit_mib << 20
         self.info = BackendInfo("onnx", str(device), self.provider, "float32")
+        self.tiles = Tiles(self.session)
 
     def layer(self, entry: ModelEntry) -> "OnnxRunner":
         """See `Backend.layer`."""
@@ -124,9 +128,9 @@ class OnnxRunner:
         self._sessions = _Sessions[tuple[Variant, Way]](SESSIONS, self._open)
 
     def warm(self) -> None:
-        """Open the sessions of ordinary requests: outputs and weights, with and without a mask."""
-        for masked in (False, True):
-            self._sessions.get((Variant(("outputs", "weights"), masked=masked), "whole"))
+        """Open the sessions of ordinary requests: outputs and weights, of all columns, of earlier ones, by a mask."""
+        for masked, is_causal in ((False, False), (False, True), (True, False)):
+            self._sessions.get(self._cut(("outputs", "weights"), masked=masked, biased=False, is_causal=is_causal))
 
     def bucket(self, n: int) -> int:
         """See `Runner.bucket`."""
@@ -134,61 +138,77 @@ class OnnxRunner:
 
     def holds_scores(self, n: int, wanted: Sequence[str]) -> bool:
         """See `Runner.holds_scores`."""
-        return n < TILE_FROM or not self._apart(wanted)
+        return not self._tiles(n, wanted) or not SCORED.isdisjoint(wanted)
 
-    def _apart(self, wanted: Sequence[str]) -> bool:
-        """Whether these tensors can be had without all scores at a time."""
-        return self.heads is not None and SCORED.isdisjoint(wanted) and not MIXED.isdisjoint(wanted)
+    def _tiles(self, n: int, wanted: Sequence[str]) -> bool:
+        """Whether n tokens are computed in tiles for these tensors."""
+        if self.heads is None or ATTENDED.isdisjoint(wanted):
+            return False
+        return n >= TILE_FROM and n * self.heads >= 2 * TILE_FROM
 
     def run(self, batch: Batch) -> list[Tensors]:
         """See `Runner.run`."""
-        masked, biased = batch.masks is not None or batch.is_causal, batch.biases is not None
-        variant = Variant(batch.wanted, masked=masked, biased=biased)
-        way: Way = "whole"
-        if self._apart(batch.wanted):
-            if (masked or biased) and batch.length >= TILE_FROM:
-                return [self._tiled(batch, i, variant) for i in range(len(batch.inputs))]
-            if not masked and not biased and batch.length >= FUSE_FROM:
-                way = "fused"
-        session = self._sessions.get((variant, way))
+        count = len(batch.inputs)
+        if self._tiles(batch.length, batch.wanted):
+            return [self._tiled(batch, i) for i in range(count)]
+        masked, biased = batch.masks is not None, batch.biases is not None
+        key = self._cut(batch.wanted, masked=masked, biased=biased, is_causal=batch.is_causal)
+        opened = self._sessions.get(key)
         if self.stacked:
-            return self._stack(session, batch, 0, len(batch.inputs))
-        return [self._stack(session, batch, i, i + 1)[0] for i in range(len(batch.inputs))]
+            return self._stack(opened, batch, 0, count)
+        return [self._stack(opened, batch, i, i + 1)[0] for i in range(count)]
 
-    def _tiled(self, batch: Batch, i: int, variant: Variant) -> Tensors:
-        """A long sequence with few rows of its scores at a time: no kernel fuses masks or biases."""
-        projected = replace(batch, wanted=("query", "key", "value"), masks=None, biases=None, is_causal=False)
-        found = dict(self._stack(self._sessions.get((Variant(projected.wanted), "whole")), projected, i, i + 1)[0])
-        n, made = batch.length, tuple(name for name in batch.wanted if name in MIXED)
-        session = self._sessions.get((replace(variant, wanted=made), "attending"))
-        rows = max(LEAST_ROWS, TILE_BYTES // (4 * len(found["query"]) * n))
-        tiles = []
-        for start in range(0, n, rows):
-            stop = min(start + rows, n)
-            seen = stop if batch.is_causal else n  # what comes later is not even looked at
-            feed: dict[str, Array] = {
-                "query": found["query"][None, :, start:stop],
-                "key": found["key"][None, :, :seen],
-                "value": found["value"][None, :, :seen],
-                "scale": _scale(batch),
-            }
-            if batch.masks is not None:
-                feed["attn_mask"] = batch.masks[i][None, start:stop]
-            elif batch.is_causal:
-                feed["attn_mask"] = np.tri(stop - start, seen, start, dtype=np.bool_)[None]
-            if batch.biases is not None:
-                feed["attn_bias"] = batch.biases[i][None, :, start:stop, :seen]
-            tiles.append(session.run(None, {name: np.ascontiguousarray(array) for name, array in feed.items()}))
-        for at, name in enumerate(made):
-            found[name] = np.concatenate([tile[at][0] for tile in tiles])
+    def _cut(self, wanted: tuple[str, ...], *, masked: bool, biased: bool, is_causal: bool) -> tuple[Variant, Way]:
+        """Which graph computes these tensors.
+
+        The operator for attention gives no scores and takes either a mask or a bias. And where a mask lets a row see
+        nothing, it does not make its outputs zero, which may then be projected.
+        """
+        fits = "scores" not in wanted and not (masked and (biased or "projected" in wanted))
+        if self.heads is not None and fits and not MIXED.isdisjoint(wanted):
+            return Variant(wanted, masked=masked, biased=biased), "causal" if is_causal else "kernel"
+        return Variant(wanted, masked=masked or is_causal, biased=biased), "whole"
+
+    def _tiled(self, batch: Batch, i: int) -> Tensors:
+        """A long sequence: projections, tiles, and the output projection; each in parts that threads may share."""
+        wanted = set(batch.wanted)
+        made = tuple(name for name in ("scores", "weights", "outputs") if name in wanted)
+        if "projected" in wanted and "outputs" not in wanted:
+            made = (*made, "outputs")
+        found: dict[str, F32] = {}
+        plain = replace(batch, masks=None, biases=None, is_causal=False)
+
+        def project(name: str) -> None:
+            opened = self._sessions.get((Variant((name,)), "whole"))
+            found[name] = self._stack(opened, replace(plain, wanted=(name,)), i, i + 1)[0][name]
+
+        names = {"query", "key"} | ({"value"} if "outputs" in made else set()) | (wanted - ATTENDED)
+        batch.spread([partial(project, name) for name in sorted(names)])
+        with np.errstate(over="ignore", invalid="ignore"):  # what overflows is not finite, and refused for that
+            query = found["query"] * _scale(batch)
+        found |= self.backend.tiles.attend({**found, "query": query}, batch, i, made)
+        if "projected" in wanted:
+            found["projected"] = self._projected(found["outputs"], batch)
         return {name: found[name] for name in batch.wanted}
 
-    def _stack(self, session: ort.InferenceSession, batch: Batch, start: int, stop: int) -> list[Tensors]:
+    def _projected(self, outputs: F32, batch: Batch) -> F32:
+        """Outputs (n, h * value_dim) after the output projection, a few rows at a time."""
+        session = self._sessions.get((Variant(("projected",)), "projecting")).session
+        rows: dict[int, F32] = {}
+
+        def project(start: int) -> None:
+            (rows[start],) = session.run(None, {"outputs": outputs[None, start : start + PROJECTED_ROWS]})
+
+        starts = range(0, len(outputs), PROJECTED_ROWS)
+        batch.spread([partial(project, start) for start in starts])
+        return np.concatenate([rows[start][0] for start in starts])
+
+    def _stack(self, opened: "Opened", batch: Batch, start: int, stop: int) -> list[Tensors]:
         """The sequences from `start` to `stop` in one go."""
         feed = {"inputs": _stacked(batch.inputs[start:stop]), "scale": _scale(batch)}
         if batch.masks is not None:
             feed["attn_mask"] = _stacked(batch.masks[start:stop])
-        elif batch.is_causal:
+        elif batch.is_causal and "attn_mask" in opened.takes:
             feed["attn_mask"] = _stacked((_causal(batch.length),) * (stop - start))
         if batch.biases is not None:
             feed["attn_bias"] = _stacked(batch.biases[start:stop])
@@ -196,18 +216,27 @@ class OnnxRunner:
             feed["query_projection"] = batch.projections.query
             feed["key_projection"] = batch.projections.key
             feed["value_projection"] = batch.projections.value
-        taken = {i.name for i in session.get_inputs()}  # a graph of projections alone takes no scale
-        arrays = session.run(None, {name: array for name, array in feed.items() if name in taken})
+        # A graph of projections alone takes no scale, and one that sees to causality no mask.
+        fed = {name: array for name, array in feed.items() if name in opened.takes}
+        arrays = opened.session.run(list(batch.wanted), fed)
         return [{name: a[i] for name, a in zip(batch.wanted, arrays, strict=True)} for i in range(stop - start)]
 
-    def _open(self, key: tuple[Variant, Way]) -> ort.InferenceSession:
+    def _open(self, key: tuple[Variant, Way]) -> "Opened":
         variant, way = key
-        graph = specialise(self.graph, variant)
-        if way == "fused":
-            graph = fused(graph, self.heads or 1)
-        elif way == "attending":
-            graph = attending(graph)
-        return self.backend.session(graph)
+        if way == "whole":
+            graph = specialise(self.graph, variant)
+        elif way == "projecting":
+            graph = projecting(self.graph)
+        else:
+            assert self.heads is not None, "the operator computes layers that have heads for it"
+            graph = with_kernel(
+                specialise(self.graph, Variant(variant.wanted)),
+                self.heads,
+                masked=variant.masked,
+                biased=variant.biased,
+                is_causal=way == "causal",
+            )
+        return _opened(self.backend, graph)
 
 
 class OnnxEncoder:
@@ -236,7 +265,7 @@ class OnnxEncoder:
 
     def run(self, batch: Batch) -> list[Tensors]:
         """See `Runner.run`."""
-        session = self._sessions.get(max(placed(name)[0] for name in batch.wanted))
+        session = self._sessions.get(max(placed(name)[0] for name in batch.wanted)).session
         if self.stacked:
             return self._stack(session, batch.inputs, batch.wanted)
         return [self._stack(session, (ids,), batch.wanted)[0] for ids in batch.inputs]
@@ -247,11 +276,24 @@ class OnnxEncoder:
         arrays = session.run(list(wanted), {"ids": _stacked(sequences)})
         return [{name: a[i] for name, a in zip(wanted, arrays, strict=True)} for i in range(len(sequences))]
 
-    def _open(self, last: int) -> ort.InferenceSession:
+    def _open(self, last: int) -> "Opened":
         if last == self.spec.num_layers - 1:
-            return self.backend.session(self.graph)
+            return _opened(self.backend, self.graph)
         names = [name for name in encoder_tensor_names(self.spec) if placed(name)[0] <= last]
-        return self.backend.session(narrow(self.graph, names))
+        return _opened(self.backend, narrow(self.graph, names))
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A session and the names of its inputs, which it takes long to tell."""
+
+    session: ort.InferenceSession
+    takes: frozenset[str]
+
+
+def _opened(backend: OnnxBackend, graph: ModelProto) -> Opened:
+    session = backend.session(graph)
+    return Opened(session, frozenset(value.name for value in session.get_inputs()))
 
 
 Key = TypeVar("Key")
@@ -260,12 +302,12 @@ Key = TypeVar("Key")
 class _Sessions(Generic[Key]):
     """Sessions by key, opened when they are first asked for; the least recently used one is closed first."""
 
-    def __init__(self, most: int, opened: Callable[[Key], ort.InferenceSession]) -> None:
+    def __init__(self, most: int, opened: Callable[[Key], Opened]) -> None:
         self._most, self._opened = most, opened
-        self._sessions: OrderedDict[Key, ort.InferenceSession] = OrderedDict()
+        self._sessions: OrderedDict[Key, Opened] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: Key) -> ort.InferenceSession:
+    def get(self, key: Key) -> Opened:
         """The session for a key."""
         with self._lock:
             if (session := self._sessions.get(key)) is not None:

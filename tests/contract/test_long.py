@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,15 +10,19 @@ import numpy as np
 import pytest
 from conftest import ROOT, empty_repository
 
-from models.types import SequenceInput
-from service.backends.onnx import FUSE_FROM, TILE_FROM
+from models.types import ALL_TENSOR_NAMES, SequenceInput
+from service.backends import BACKENDS
+from service.backends.base import Batch
+from service.backends.onnx import TILE_FROM
+from service.backends.tiles import CAUSAL_ROWS
 from tests.contract.layers import DEVICE, LAYERS, assert_close, attend, backend, draw_sequence, layer_runner
 
 PLAIN = ("heads", "grouped", "projecting", "rotary", "interleaved", "dynamic")
 SCORING = ("alibi", "relative", "capped")
 """Layers whose scores are more than a product and what the caller adds."""
 
-LENGTHS = (FUSE_FROM - 1, FUSE_FROM, TILE_FROM + 7)
+LENGTHS = (TILE_FROM - 1, TILE_FROM, TILE_FROM + CAUSAL_ROWS + 1)
+"""The last does not come out even."""
 
 
 def long_sequence(layer: str, n: int, seed: int, *, masked: bool, biased: bool) -> SequenceInput:
@@ -54,6 +59,35 @@ def test_outputs_alone_are_the_outputs_beside_weights(layer: str, n: int, artifa
                     np.testing.assert_array_equal(alone[0][tensor], found[0][tensor], err_msg=label)
 
 
+def backwards(parts):
+    """Each part by a thread of its own, the last one first."""
+    with ThreadPoolExecutor(3) as pool:
+        for done in [pool.submit(part) for part in reversed(parts)]:
+            done.result()
+
+
+@pytest.mark.parametrize(
+    "wanted", [("outputs",), ("weights",), ("scores", "projected"), ALL_TENSOR_NAMES], ids=",".join
+)
+@pytest.mark.parametrize("name", BACKENDS)
+def test_bits_do_not_depend_on_who_computes_the_parts(name: str, wanted, artifacts: Path):
+    """One thread or several, in whichever order: how busy the service is must not show in an answer."""
+    entry = LAYERS["projecting"]
+    runner = backend(name, artifacts).layer(entry)
+    n = LENGTHS[-1]
+    inputs = (draw_sequence(entry, n, 0).inputs,)
+    random = np.random.default_rng(0)
+    masks, biases = (random.random((n, n)) < 0.7,), (random.standard_normal((2, n, n), np.float32),)
+    masks[0][5] = False
+    plain = Batch(inputs, None, None, False, 0.3, wanted)
+    for batch in (plain, replace(plain, is_causal=True), replace(plain, masks=masks, biases=biases)):
+        (alone,) = runner.run(batch)
+        (shared,) = runner.run(replace(batch, spread=backwards))
+
+        for tensor in wanted:
+            np.testing.assert_array_equal(shared[tensor], alone[tensor], err_msg=tensor)
+
+
 @pytest.mark.parametrize("name", ["onnx", "eager"])
 def test_scores_are_held_only_where_they_must_be(name: str, artifacts: Path):
     """What a limit on memory counts."""
@@ -67,7 +101,7 @@ def test_scores_are_held_only_where_they_must_be(name: str, artifacts: Path):
     assert plain.holds_scores(TILE_FROM, ("scores",))
     assert scoring.holds_scores(TILE_FROM, ("outputs",))
     assert layer_runner("reference", "heads", artifacts).holds_scores(1, ("outputs",))
-    assert not backend(name, artifacts).projections().holds_scores(TILE_FROM, ("outputs",))
+    assert not backend(name, artifacts).projections().holds_scores(2 * TILE_FROM, ("outputs",))
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,11 @@ import contextlib
 import gc
 import logging
 import math
+import queue
 import threading
 import time
 import weakref
+from functools import partial
 
 import numpy as np
 import pytest
@@ -32,7 +34,7 @@ from service import slots as slots_module
 from service.batcher import HERE_S, MOST_HERE_S, Batcher, Limits, LoopClock, Ticket
 from service.errors import BackendFailed, ClientGone, ConfigurationError, DeadlineExceeded, Draining, QueueFull
 from service.metrics import Metrics
-from service.slots import Run, ThreadSlots, compute
+from service.slots import SHARED_S, Run, ThreadSlots, compute
 
 pytestmark = pytest.mark.anyio
 
@@ -776,7 +778,7 @@ async def test_a_result_that_makes_no_answer_fails_alone_and_is_logged(caplog):
 
     assert error_of(tickets[1]) is BackendFailed
     assert [answer_of(tickets[0]), answer_of(tickets[2])] == [[1], [3]]
-    assert [record.exc_info[0] for record in caplog.records] == [TypeError]
+    assert [record.exc_info[0] for record in caplog.records] == [AttributeError]
 
 
 async def test_a_request_fails_as_soon_as_one_of_its_sequences_does():
@@ -1227,13 +1229,128 @@ async def test_a_compute_thread_survives_a_fault_of_its_own(monkeypatch, caplog)
     """Even where bisecting fails, everybody hears of it and the next batch is computed."""
     async with Workshop(1) as workshop:
         with monkeypatch.context() as patch:
-            patch.setattr(slots_module, "compute", lambda units: 1 / 0)
+            patch.setattr(slots_module, "compute", lambda units, spread: 1 / 0)
             with pytest.raises(BackendFailed):
                 await workshop.submit(unit(1, FakeRunner())).future
         assert "a compute slot survived ZeroDivisionError" in caplog.text
 
         assert numbers_of(await workshop.submit(unit(2, FakeRunner())).future) == [2]
         assert workshop.batcher.alive
+
+
+class PartedRunner(FakeRunner):
+    """Work in parts: each tells that it has begun, then waits for the test to let it end.
+
+    Attributes:
+        begun: has the names of the threads that began a part.
+        gates: one for each part, set when it may end.
+        fails: parts that raise, by their place.
+    """
+
+    def __init__(self, parts=3, fails=()):
+        super().__init__()
+        self.parts, self.fails = parts, fails
+        self.begun, self.ended = queue.SimpleQueue(), []
+        self.gates = [threading.Event() for _ in range(parts)]
+
+    def run(self, batch):
+        def part(i):
+            self.begun.put(threading.current_thread().name)
+            assert self.gates[i].wait(30)
+            if i in self.fails:
+                raise RuntimeError("a part failed")
+            self.ended.append(i)
+
+        batch.spread([partial(part, i) for i in range(self.parts)])
+        return super().run(batch)
+
+    def release(self, *parts):
+        for i in parts or range(self.parts):
+            self.gates[i].set()
+
+    async def beginnings(self, count):
+        """The names of the threads that begin the next parts."""
+        return {await asyncio.to_thread(self.begun.get, timeout=30) for _ in range(count)}
+
+
+async def test_idle_slots_help_with_the_parts_of_a_lone_run():
+    """A lone long sequence must not leave every core but one idle."""
+    async with Workshop(3) as workshop:
+        runner = PartedRunner(parts=5)
+        ticket = workshop.submit(unit(1, runner))
+
+        assert len(await runner.beginnings(3)) == 3
+
+        runner.release()
+        assert numbers_of(await ticket.future) == [1]
+        assert sorted(runner.ended) == [0, 1, 2, 3, 4]
+
+
+async def test_a_slot_that_helps_leaves_for_a_run():
+    """Help is what idle slots do: whoever comes next waits for one part, not for the whole of another's work."""
+    async with Workshop(2) as workshop:
+        long, short = PartedRunner(parts=4), GatedRunner()
+        helped = workshop.submit(unit(1, long))
+        assert len(await long.beginnings(2)) == 2
+
+        other = workshop.submit(unit(2, short))
+        assert not short.entered.acquire(blocking=False)
+        long.release(0, 1)  # one of the two is the helper's
+
+        assert await asyncio.to_thread(short.entered.acquire, timeout=30)
+        long.release()
+        assert numbers_of(await helped.future) == [1]
+        short.gate.release()
+        assert numbers_of(await other.future) == [2]
+
+
+async def test_busy_slots_do_not_help():
+    """Where there is work for every slot, each has one sequence; offers that nobody took are worth nothing later."""
+    async with Workshop(2) as workshop:
+        short, long = GatedRunner(), PartedRunner(parts=3)
+        busy = workshop.submit(unit(1, short))
+        assert await asyncio.to_thread(short.entered.acquire, timeout=30)
+        lone = workshop.submit(unit(2, long))
+
+        long.release()
+        assert numbers_of(await lone.future) == [2]
+        assert len(await long.beginnings(3)) == 1
+
+        short.gate.release(10)
+        assert numbers_of(await busy.future) == [1]
+        assert numbers_of(await workshop.submit(unit(3, short)).future) == [3]
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+async def test_a_part_that_fails_fails_its_run(slots, caplog):
+    """In whichever thread: the parts that have begun end, the others never begin, and the slots go on."""
+    async with Workshop(slots) as workshop:
+        runner = PartedRunner(parts=50, fails=(0, 1))
+        runner.release()
+
+        with pytest.raises(BackendFailed):
+            await workshop.submit(unit(1, runner)).future
+
+        assert "a part failed" in caplog.text
+        assert len(runner.ended) < 50
+        assert numbers_of(await workshop.submit(unit(2, FakeRunner())).future) == [2]
+
+
+async def test_work_that_is_known_to_be_small_is_not_shared():
+    """To wake a thread costs more than it saves; what others helped counts as what the work took."""
+    slots = ThreadSlots(2, asyncio.get_running_loop(), measures=True)
+    runner = PartedRunner(parts=2)
+    runner.release()
+    for _ in range(20):  # the first times, nobody knows yet; a slow moment fades
+        slots.compute(Run([unit(1, runner)]))
+    while not runner.begun.empty():
+        runner.begun.get()
+    slots._costs[unit(1, runner).kind()] = SHARED_S / 2
+
+    slots.compute(Run([unit(1, runner)]))
+    slots.close()
+
+    assert await runner.beginnings(2) == {threading.current_thread().name}
 
 
 async def test_a_slot_that_died_shows():

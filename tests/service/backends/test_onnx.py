@@ -63,7 +63,7 @@ def test_a_session_is_opened_once_for_each_set_of_tensors(backend, opened):
 
 
 def test_a_causal_batch_shares_the_session_of_masked_ones(backend, opened):
-    """On this backend, causality is a mask."""
+    """Where scores are asked for, which the operator that knows causality does not give, causality is a mask."""
     runner = backend.layer(ENTRY)
     masked = batch_of(5, 2, masked=True)
 
@@ -71,6 +71,24 @@ def test_a_causal_batch_shares_the_session_of_masked_ones(backend, opened):
     runner.run(replace(masked, masks=None, is_causal=True))
 
     assert len(opened) == 1
+
+
+def test_a_graph_that_sees_to_causality_is_given_no_mask(backend, monkeypatch):
+    """A matrix that is not made is not copied, compared and masked with either."""
+    fed = []
+    run = ort.InferenceSession.run
+
+    def watch(session, names, feed):
+        fed.append(set(feed))
+        return run(session, names, feed)
+
+    monkeypatch.setattr(ort.InferenceSession, "run", watch)
+    causal = replace(batch_of(5, 2, wanted=("outputs", "weights")), is_causal=True)
+
+    (found, _) = backend.layer(ENTRY).run(causal)
+
+    assert fed == [{"inputs", "scale"}]
+    assert (found["weights"][:, ~np.tri(5, dtype=bool)] == 0).all()
 
 
 def test_few_sessions_stay_open(backend, opened, monkeypatch):
@@ -102,15 +120,16 @@ def test_the_session_used_last_stays_open(backend, opened, monkeypatch):
 
 
 def test_warming_opens_what_ordinary_requests_need(backend, opened):
-    """Outputs and weights, with and without a mask; the first request opens nothing."""
+    """Outputs and weights, of all columns, of earlier ones and by a mask; the first request opens nothing."""
     runner = backend.layer(ENTRY)
     runner.warm()
     before = len(opened)
 
     runner.run(batch_of(5, 2, wanted=("outputs", "weights")))
     runner.run(batch_of(5, 2, wanted=("outputs", "weights"), masked=True))
+    runner.run(replace(batch_of(5, 2, wanted=("outputs", "weights")), is_causal=True))
 
-    assert len(opened) == before == 2
+    assert len(opened) == before == 3
 
 
 def test_another_provider_than_asked_for_is_refused(backend, monkeypatch):

@@ -1,0 +1,99 @@
+"""Graphs that are no cut of an export: one operator for attention, tiles, the output projection alone."""
+
+import itertools
+
+import numpy as np
+import onnx
+import pytest
+
+from models.graphs import Variant, projecting, specialise, tile, with_kernel
+from tests.contract.layers import LAYERS, assert_close, by_reference, seeing_all
+from tests.models.test_export import draw, exported, feed_of, names_of, reference_of, run
+
+PLAIN = [name for name, entry in LAYERS.items() if entry.spec.plain_scores]
+
+
+@pytest.mark.parametrize("layer", PLAIN)
+@pytest.mark.parametrize("steered", ["nothing", "causality", "mask", "bias", "causality and bias"])
+@pytest.mark.parametrize("wanted", [("outputs", "weights"), ("outputs",), ("query", "outputs")], ids=",".join)
+def test_the_operator_equals_the_reference(layer, steered, wanted):
+    """At lengths and batches nobody exported; weights that are masked are exactly 0."""
+    entry = seeing_all(LAYERS[layer])
+    masked, biased, is_causal = steered == "mask", "bias" in steered, "causality" in steered
+    cut = specialise(exported(layer), Variant(wanted))
+
+    model = with_kernel(cut, entry.spec.num_heads, masked=masked, biased=biased, is_causal=is_causal)
+
+    assert names_of(model.graph.output) == list(wanted)
+    for n, count in ((1, 1), (7, 3), (33, 2)):
+        sequences = draw(entry, n, count, masked=masked, bias_heads=entry.spec.num_heads if biased else None)
+        found = run(model, feed_of(sequences, 0.6))
+        for i, sequence in enumerate(sequences):
+            want = by_reference(entry, sequence, scale=0.6, is_causal=is_causal)
+            seen = np.ones((n, n), bool) if sequence.attn_mask is None else sequence.attn_mask
+            seen = seen & np.tri(n, dtype=bool) if is_causal else seen
+            alive = seen.any(axis=-1)
+            for name in wanted:
+                rows = (slice(None), alive) if name != "outputs" else alive
+                assert_close(found[name][i][rows], want[name][rows], 1e-5, name)
+            if "weights" in wanted:
+                assert (found["weights"][i][:, alive][:, ~seen[alive]] == 0).all()
+
+
+def test_the_operator_leaves_the_graph_alone_and_computes_nothing_in_vain():
+    """The graph is shared by every variant; and what the operator replaces must be gone."""
+    cut = specialise(exported("heads"), Variant(("outputs", "weights")))
+    before = cut.SerializeToString(deterministic=True)
+
+    model = with_kernel(cut, LAYERS["heads"].spec.num_heads)
+
+    assert cut.SerializeToString(deterministic=True) == before
+    assert {"Softmax", "Where"}.isdisjoint(node.op_type for node in model.graph.node)
+    assert names_of(model.graph.input) == ["inputs", "scale"]
+
+
+WANTED = [w for size in (1, 2, 3) for w in itertools.combinations(("scores", "weights", "outputs"), size)]
+TILES = [Variant(w, masked=m, biased=b) for w, m, b in itertools.product(WANTED, (False, True), (False, True))]
+
+
+@pytest.mark.parametrize("variant", TILES, ids=lambda v: f"{'+'.join(v.wanted)}-{v.masked}-{v.biased}")
+def test_a_tile_is_a_few_rows_of_the_whole(variant):
+    """By the textbook, in float64; a row that sees nothing has zeros."""
+    random = np.random.default_rng(0)
+    for rows, columns, width, mixed in ((1, 1, 1, 1), (3, 7, 5, 2), (16, 40, 8, 8)):
+        query, key = (random.standard_normal((1, n, width), np.float32) for n in (rows, columns))
+        value, bias = (random.standard_normal((1, n, m), np.float32) for n, m in ((columns, mixed), (rows, columns)))
+        mask = random.random((1, rows, columns)) < 0.6
+        mask[0, 0] = False
+        scores = query.astype(np.float64) @ key.transpose(0, 2, 1)
+        if variant.biased:
+            scores = scores + bias
+        if variant.masked:
+            scores = np.where(mask, scores, -np.inf)
+        with np.errstate(invalid="ignore"):
+            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+            weights /= weights.sum(axis=-1, keepdims=True)
+        weights = np.nan_to_num(weights)
+        want = {"scores": scores, "weights": weights, "outputs": weights @ value}
+
+        model = tile(variant)
+        found = run(model, {"query": query, "key": key, "value": value, "attn_mask": mask, "attn_bias": bias})
+
+        onnx.checker.check_model(model)
+        assert names_of(model.graph.output) == list(variant.wanted)
+        for name in variant.wanted:
+            assert_close(found[name], want[name], 1e-5, name)
+
+
+def test_the_output_projection_alone_equals_the_one_of_the_whole_graph():
+    """From outputs that another graph made."""
+    entry = LAYERS["projecting"]
+    sequence = draw(entry, 7, 1, masked=False)[0]
+    want = reference_of(entry, sequence, 0.6)
+
+    model = projecting(exported("projecting"))
+    found = run(model, {"outputs": want["outputs"][None].astype(np.float32)})
+
+    assert names_of(model.graph.input) == ["outputs"]
+    assert names_of(model.graph.output) == ["projected"]
+    assert_close(found["projected"][0], want["projected"], 1e-5)
