@@ -24,7 +24,7 @@ MOST_KINDS = 4_096
 
 SHARED_S = 1e-3
 """A batch that takes longer offers the parts of its work to idle slots: to wake one takes a tenth of that at the most
-(`python -m loadtest.sharing` measures what it gives)."""
+(`make bench-sharing` measures what it gives)."""
 
 Verdict = tuple[Answer, list[int]] | AttentionError
 """What became of a unit: its answer and the rows that see nothing, or why there is none."""
@@ -115,7 +115,11 @@ def _as_error(error: BaseException, unit: Unit) -> AttentionError:
 
 
 class _Shared:
-    """Parts of one batch that several threads compute, each the next that nobody has begun."""
+    """Parts of one batch that several threads compute, each the next that nobody has begun.
+
+    Attributes:
+        helped_s: what parts took that the batch's own thread did not compute, s.
+    """
 
     def __init__(self, parts: Sequence[Callable[[], None]]) -> None:
         self._parts = deque(parts)
@@ -125,33 +129,38 @@ class _Shared:
         self._error: BaseException | None = None
         self.helped_s = 0.0
 
-    def work(self, wanted_elsewhere: Callable[[], bool]) -> None:
-        """Compute parts until there are none left, or this thread is wanted elsewhere."""
-        while not wanted_elsewhere():
-            with self._lock:
-                if not self._parts:
-                    return
-                part = self._parts.popleft()
-                self._begun += 1
-            error: BaseException | None = None
-            try:
-                part()
-            except BaseException as caught:  # noqa: BLE001 - it is raised in the thread whose batch this is
-                error = caught
-            del part
-            with self._lock:
-                if error is not None:
-                    self._error = self._error or error
-                    self._parts.clear()
-                self._begun -= 1
-                self._over.notify_all()
+    def work(self) -> None:
+        """Compute parts until there are none left, in the thread whose batch this is."""
+        while self._compute_next(helps=False):
+            pass
 
     def help(self, wanted_elsewhere: Callable[[], bool]) -> None:
-        """The same in a thread that has nothing else to do."""
-        began = time.monotonic()
-        self.work(wanted_elsewhere)
+        """The same in another thread, until it is wanted elsewhere."""
+        while not wanted_elsewhere() and self._compute_next(helps=True):
+            pass
+
+    def _compute_next(self, *, helps: bool) -> bool:
+        """Compute the next part, if there is one, and say so."""
         with self._lock:
-            self.helped_s += time.monotonic() - began
+            if not self._parts:
+                return False
+            part = self._parts.popleft()
+            self._begun += 1
+        began, error = time.monotonic(), None
+        try:
+            part()
+        except BaseException as caught:  # noqa: BLE001 - it is raised in the thread whose batch this is
+            error = caught
+        del part
+        with self._lock:
+            if error is not None:
+                self._error = self._error or error
+                self._parts.clear()
+            if helps:
+                self.helped_s += time.monotonic() - began
+            self._begun -= 1
+            self._over.notify_all()
+        return True
 
     def wait(self) -> None:
         """Wait for the parts that other threads have begun, and raise what any part raised."""
@@ -217,7 +226,7 @@ class ThreadSlots:
             shared = _Shared(parts)
             for _ in range(min(self.count, len(parts)) - 1):
                 self._work.put(shared)
-            shared.work(lambda: False)
+            shared.work()
             shared.wait()
             run.helped_s += shared.helped_s
 

@@ -1336,8 +1336,24 @@ async def test_a_part_that_fails_fails_its_run(slots, caplog):
         assert numbers_of(await workshop.submit(unit(2, FakeRunner())).future) == [2]
 
 
+async def test_what_other_slots_did_counts_as_what_work_took():
+    """Else work would seem small because it is shared, and be shared no more for that."""
+    slots = ThreadSlots(2, asyncio.get_running_loop(), measures=True)
+    runner = PartedRunner(parts=2)
+    run = Run([unit(1, runner)])
+    computed = asyncio.create_task(asyncio.to_thread(slots.compute, run))
+    assert len(await runner.beginnings(2)) == 2
+
+    runner.release()
+    await computed
+    slots.close()
+
+    assert run.helped_s > 0
+    assert slots.cost_s(run.units[0]) == pytest.approx(run.finished - run.started + run.helped_s)
+
+
 async def test_work_that_is_known_to_be_small_is_not_shared():
-    """To wake a thread costs more than it saves; what others helped counts as what the work took."""
+    """To wake a thread costs more than it saves."""
     slots = ThreadSlots(2, asyncio.get_running_loop(), measures=True)
     runner = PartedRunner(parts=2)
     runner.release()

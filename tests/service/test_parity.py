@@ -7,7 +7,7 @@ import pytest
 from models.types import Projections
 from service import parity
 from service.backends.base import Batch, Runner, Tensors
-from service.backends.onnx import FUSE_FROM
+from service.backends.onnx import TILE_FROM
 from service.backends.reference import ReferenceBackend
 from service.devices import Device
 from service.errors import ParityError
@@ -249,7 +249,7 @@ def test_the_cases_cover_masks_biases_and_causality():
     first, second = (list(LAYER.cases()) for _ in range(2))
 
     assert len(first) == 4 * len(parity.LENGTHS) + 1
-    assert first[-1][1].length == parity.LONG >= FUSE_FROM
+    assert first[-1][1].length == parity.LONG >= TILE_FROM
     assert all(len(batch.inputs) == 2 for _, batch in first)
     assert all(batch.masks is None or not batch.masks[0][0].any() for _, batch in first)
     assert all(batch.biases is None or batch.biases[0].shape[0] == 4 for _, batch in first)
