@@ -3,7 +3,7 @@ VENV ?= .venv
 export VENV
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve demo test parity lint format bench bench-large bench-overhead bench-peers loadtest proto clean
+.PHONY: help setup setup-dev serve demo test parity lint format bench bench-large bench-overhead bench-peers bench-sharing loadtest proto clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -50,6 +50,9 @@ bench-peers: setup-dev ## Other servers beside this one, installed into .bench-p
 
 bench-large: setup-dev ## What small requests wait beside large JSON bodies, with two workers
 	@$(BIN)/python -m loadtest.bench.large $(ARGS)
+
+bench-sharing: setup-dev ## How much sooner a lone long sequence is computed when idle cores help
+	@$(BIN)/python -m loadtest.bench.sharing $(ARGS)
 
 loadtest: setup-dev ## Locust against URL=… (default http://127.0.0.1:8000), headless, 30 s
 	@$(BIN)/locust -f loadtest/locustfile.py --headless -u 8 -r 8 -t 30s --host $(or $(URL),http://127.0.0.1:8000) $(ARGS)
