@@ -64,62 +64,57 @@ KERNEL_OPSET = 23
 
 
 def with_kernel(
-    model: ModelProto, num_heads: int, *, masked: bool = False, biased: bool = False, is_causal: bool = False
+    model: ModelProto, num_heads: int, wanted: Sequence[str], *, masked: bool = False, is_causal: bool = False
 ) -> ModelProto:
-    """The graph with weights and outputs made by one operator, which transposes nothing and takes causality as a flag.
+    """A graph in which one operator makes weights and outputs: it transposes nothing and takes causality as a flag.
 
-    A row that a mask lets see nothing gets the mean of the values: whoever projects outputs takes `specialise`'s graph.
+    A row that a mask lets see nothing is unspecified: whoever projects outputs takes `specialise`'s graph. So is one
+    whose scores are as low as float32 goes, of which the operator thinks that it sees nothing: it takes no bias here.
 
     Args:
-        model: what `specialise` made without mask and bias, of a layer with `AttentionSpec.plain_scores`, with outputs
-            or projected outputs and no scores; it is not changed.
+        model: what `export_layer` or `export_projections` made of a layer with `AttentionSpec.plain_scores`; it is not
+            changed.
         num_heads: query heads.
-        masked: takes `attn_mask`; never together with a bias, as the operator has one input for either.
-        biased: takes `attn_bias`.
+        wanted: output names, in the order the graph gives them: some that take outputs, and no scores.
+        masked: takes `attn_mask`.
         is_causal: rows see earlier columns only.
 
     Source:
         https://onnx.ai/onnx/operators/onnx__Attention.html. Its scale is an attribute, so queries are scaled first.
     """
-    small = ModelProto()
-    small.CopyFrom(model)
+    small = specialise(model, Variant(("query", "key", "value")))
     graph = small.graph
-    # (b, h, n, c) as the operator takes them, (b, n, h * c); what splits heads and what merges them again cancels out.
     graph.initializer.append(numpy_helper.from_array(np.array([0, 0, -1], np.int64), "flat"))
-    made = [helper.make_node("Mul", ["query", "scale"], ["kernel_query"])]
+    graph.initializer.append(numpy_helper.from_array(np.array([1], np.int64), "axis_of_heads"))
+    graph.input.extend(value for value in model.graph.input if value.name in ("scale", "attn_mask"))
+    # (b, h, n, c) as the operator takes them, (b, n, h * c); what splits heads and what merges them again cancels out.
+    graph.node.append(helper.make_node("Mul", ["query", "scale"], ["kernel_query"]))
     for name in ("kernel_query", "key", "value"):
-        made.append(helper.make_node("Transpose", [name], [f"{name}_by_token"], perm=[0, 2, 1, 3]))
-        made.append(helper.make_node("Reshape", [f"{name}_by_token", "flat"], [f"{name}_flat"]))
+        graph.node.append(helper.make_node("Transpose", [name], [f"{name}_by_token"], perm=[0, 2, 1, 3]))
+        graph.node.append(helper.make_node("Reshape", [f"{name}_by_token", "flat"], [f"{name}_flat"]))
     taken = ["kernel_query_flat", "key_flat", "value_flat"]
     if masked:
-        graph.input.append(helper.make_tensor_value_info("attn_mask", onnx.TensorProto.BOOL, ["batch", TOKENS, TOKENS]))
-        graph.initializer.append(numpy_helper.from_array(np.array([1], np.int64), "axis_of_heads"))
-        made.append(helper.make_node("Unsqueeze", ["attn_mask", "axis_of_heads"], ["mask_of_heads"]))
+        graph.node.append(helper.make_node("Unsqueeze", ["attn_mask", "axis_of_heads"], ["mask_of_heads"]))
         taken.append("mask_of_heads")
-    elif biased:
-        axes = ["batch", "bias_heads", TOKENS, TOKENS]
-        graph.input.append(helper.make_tensor_value_info("attn_bias", onnx.TensorProto.FLOAT, axes))
-        taken.append("attn_bias")
-    found = ["outputs", "", "", "weights"] if any(v.name == "weights" for v in graph.output) else ["outputs"]
-    heads = {"q_num_heads": num_heads, "kv_num_heads": num_heads}
     node = helper.make_node(
         "Attention",
         taken,
-        found,
+        ["outputs", "", "", "weights"] if "weights" in wanted else ["outputs"],
+        q_num_heads=num_heads,
+        kv_num_heads=num_heads,
         scale=1.0,
         is_causal=int(is_causal),
         qk_matmul_output_mode=3,  # weights are what comes out of the softmax
-        **heads,  # type: ignore[arg-type] # an attribute
     )
-    made.append(node)
-    at = next(i for i, node in enumerate(graph.node) if "outputs" in node.output)
-    old = {"outputs", "weights"}
-    before = [node for node in graph.node[:at] if old.isdisjoint(node.output)]
-    keep(graph.node, [*before, *made, *graph.node[at + 1 :]])
-    next(o for o in small.opset_import if not o.domain).version = KERNEL_OPSET
-    prune(graph)
-    checked(small)
-    return small
+    graph.node.append(node)
+    if "projected" in wanted:
+        last = projecting(model).graph
+        graph.node.extend(last.node)
+        mine = {tensor.name for tensor in graph.initializer}
+        graph.initializer.extend(tensor for tensor in last.initializer if tensor.name not in mine)
+    next(domain for domain in small.opset_import if not domain.domain).version = KERNEL_OPSET
+    keep(graph.output, list(model.graph.output))
+    return _narrowed(small, wanted)
 
 
 def tile(variant: Variant) -> ModelProto:

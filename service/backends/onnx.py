@@ -161,12 +161,12 @@ class OnnxRunner:
     def _cut(self, wanted: tuple[str, ...], *, masked: bool, biased: bool, is_causal: bool) -> tuple[Variant, Way]:
         """Which graph computes these tensors.
 
-        The operator for attention gives no scores and takes either a mask or a bias. And where a mask lets a row see
-        nothing, it does not make its outputs zero, which may then be projected.
+        The operator for attention gives no scores, takes no bias, and leaves open what the outputs are of a row that a
+        mask lets see nothing, though they may be projected.
         """
-        fits = "scores" not in wanted and not (masked and (biased or "projected" in wanted))
+        fits = "scores" not in wanted and not biased and not (masked and "projected" in wanted)
         if self.heads is not None and fits and not MIXED.isdisjoint(wanted):
-            return Variant(wanted, masked=masked, biased=biased), "causal" if is_causal else "kernel"
+            return Variant(wanted, masked=masked), "causal" if is_causal else "kernel"
         return Variant(wanted, masked=masked or is_causal, biased=biased), "whole"
 
     def _tiled(self, batch: Batch, i: int) -> Tensors:
@@ -230,11 +230,7 @@ class OnnxRunner:
         else:
             assert self.heads is not None, "the operator computes layers that have heads for it"
             graph = with_kernel(
-                specialise(self.graph, Variant(variant.wanted)),
-                self.heads,
-                masked=variant.masked,
-                biased=variant.biased,
-                is_causal=way == "causal",
+                self.graph, self.heads, variant.wanted, masked=variant.masked, is_causal=way == "causal"
             )
         return _opened(self.backend, graph)
 

@@ -325,6 +325,16 @@ def test_scores_that_overflow_are_refused_by_name(name, wanted, artifacts):
             attend(runner, [SequenceInput(EYE)], scale=1 / 8, wanted=wanted)
 
 
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}], ids=str)
+def test_scores_that_overflow_downwards_are_refused_too(name, wanted, options, artifacts):
+    """A row of -inf that no mask made must not pass for one that sees nothing: it would be zeros, and wrong."""
+    runner = load(name, artifacts, np.full((2, 64), 1e20), np.full((2, 64), -1e20), EYE)
+
+    if name != "reference":
+        with pytest.raises(NumericOverflow, match=r"/inputs/0: .* overflow float32"):
+            attend(runner, [SequenceInput(EYE)], scale=1 / 8, wanted=wanted, **options)
+
+
 def test_softmax_is_computed_in_float32(name, artifacts):
     """Trap 32 (transformers#17437): scores 10, 10.01 and 9.99; half precision makes all three weights equal."""
     runner = load(name, artifacts, np.zeros((3, 1)), np.zeros((3, 1)), np.eye(3))

@@ -1,32 +1,33 @@
 """Graphs that are no cut of an export: one operator for attention, tiles, the output projection alone."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import onnx
 import pytest
 
-from models.graphs import Variant, projecting, specialise, tile, with_kernel
-from tests.contract.layers import LAYERS, assert_close, by_reference, seeing_all
+from models.export import export_layer
+from models.graphs import Variant, projecting, tile, with_kernel
+from tests.contract.layers import LAYERS, assert_close, by_reference, make_layer, seeing_all
 from tests.models.test_export import draw, exported, feed_of, names_of, reference_of, run
 
 PLAIN = [name for name, entry in LAYERS.items() if entry.spec.plain_scores]
 
 
 @pytest.mark.parametrize("layer", PLAIN)
-@pytest.mark.parametrize("steered", ["nothing", "causality", "mask", "bias", "causality and bias"])
+@pytest.mark.parametrize("steered", ["nothing", "causality", "mask"])
 @pytest.mark.parametrize("wanted", [("outputs", "weights"), ("outputs",), ("query", "outputs")], ids=",".join)
 def test_the_operator_equals_the_reference(layer, steered, wanted):
     """At lengths and batches nobody exported; weights that are masked are exactly 0."""
     entry = seeing_all(LAYERS[layer])
-    masked, biased, is_causal = steered == "mask", "bias" in steered, "causality" in steered
-    cut = specialise(exported(layer), Variant(wanted))
+    masked, is_causal = steered == "mask", steered == "causality"
 
-    model = with_kernel(cut, entry.spec.num_heads, masked=masked, biased=biased, is_causal=is_causal)
+    model = with_kernel(exported(layer), entry.spec.num_heads, wanted, masked=masked, is_causal=is_causal)
 
     assert names_of(model.graph.output) == list(wanted)
     for n, count in ((1, 1), (7, 3), (33, 2)):
-        sequences = draw(entry, n, count, masked=masked, bias_heads=entry.spec.num_heads if biased else None)
+        sequences = draw(entry, n, count, masked=masked)
         found = run(model, feed_of(sequences, 0.6))
         for i, sequence in enumerate(sequences):
             want = by_reference(entry, sequence, scale=0.6, is_causal=is_causal)
@@ -42,14 +43,39 @@ def test_the_operator_equals_the_reference(layer, steered, wanted):
 
 def test_the_operator_leaves_the_graph_alone_and_computes_nothing_in_vain():
     """The graph is shared by every variant; and what the operator replaces must be gone."""
-    cut = specialise(exported("heads"), Variant(("outputs", "weights")))
-    before = cut.SerializeToString(deterministic=True)
+    full = exported("heads")
+    before = full.SerializeToString(deterministic=True)
 
-    model = with_kernel(cut, LAYERS["heads"].spec.num_heads)
+    model = with_kernel(full, LAYERS["heads"].spec.num_heads, ("outputs", "weights"))
 
-    assert cut.SerializeToString(deterministic=True) == before
+    assert full.SerializeToString(deterministic=True) == before
     assert {"Softmax", "Where"}.isdisjoint(node.op_type for node in model.graph.node)
     assert names_of(model.graph.input) == ["inputs", "scale"]
+
+
+def test_the_operator_takes_keys_that_are_the_queries():
+    """Two equal matrices are one in the export, and the keys a name for the queries that nothing before asked for."""
+    entry = make_layer("tied", embed_dim=5, head_dim=3)
+    entry = replace(entry, weights=replace(entry.weights, key=entry.weights.query))
+    sequence = draw(entry, 4, 1, masked=False)[0]
+
+    found = run(with_kernel(export_layer(entry.spec, entry.weights), 1, ("outputs",)), feed_of([sequence], 0.6))
+
+    assert_close(found["outputs"][0], reference_of(entry, sequence, 0.6)["outputs"], 1e-5)
+
+
+def test_outputs_that_the_operator_made_can_be_projected():
+    entry = LAYERS["projecting"]
+    sequence = draw(entry, 4, 1, masked=False)[0]
+    wanted = ("projected", "weights", "value")
+
+    model = with_kernel(exported("projecting"), entry.spec.num_heads, wanted, is_causal=True)
+    found = run(model, feed_of([sequence], 0.6))
+
+    want = by_reference(entry, sequence, scale=0.6, is_causal=True)
+    assert names_of(model.graph.output) == list(wanted)
+    for name in wanted:
+        assert_close(found[name][0], want[name], 1e-5, name)
 
 
 WANTED = [w for size in (1, 2, 3) for w in itertools.combinations(("scores", "weights", "outputs"), size)]
