@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ from service.access import Access
 from service.body import Intake
 from service.catalog import Catalog, LoadedModel, load_catalog
 from service.engine import LocalEngine
-from service.errors import ConfigurationError, Draining, NotReady
+from service.errors import ConfigurationError, Draining, NotReady, UnservableModel
 from service.exposition import Family, merged, snapshot
 from service.gpu import watch_gpus
 from service.loader import Change, Loader
@@ -69,6 +70,7 @@ class Runtime:
         self.peers.answer("statistics", self._statistics)
         self.peers.answer("load", partial(self._follow, "load"))
         self.peers.answer("unload", partial(self._follow, "unload"))
+        self.peers.answer("look", self._look)
 
     @property
     def engine(self) -> LocalEngine:
@@ -103,7 +105,11 @@ class Runtime:
 
     async def _change(self, verb: str, catalog: Catalog, wanted: str) -> Change:
         async with self.peers.turn():
-            change = await self._changed(verb, catalog, wanted)
+            try:
+                change = await self._changed(verb, catalog, wanted)
+            except UnservableModel:
+                await self.peers.tell("look", wanted)
+                raise
             await self.peers.tell(verb, wanted)
             return change
 
@@ -114,6 +120,13 @@ class Runtime:
         """Another worker has made a change."""
         await self.loaded()
         await self._changed(verb, self.engine.catalog, wanted)
+
+    async def _look(self, wanted: str) -> None:
+        """Another worker could not load something: list it as broken here too."""
+        await self.loaded()
+        with suppress(UnservableModel):
+            await self.loader.load(self.engine.catalog, wanted)
+            raise RuntimeError(f"{wanted} could be loaded here, but not by another worker")
 
     async def families(self) -> list[Family]:
         """The metrics of all workers, put together."""
