@@ -10,6 +10,7 @@ from models.types import SequenceInput
 from service.backends.base import BackendInfo
 from service.batcher import Batcher, Limits, LoopClock, Ticket
 from service.catalog import Catalog, LoadedEncoder, LoadedModel
+from service.cores import Cores
 from service.devices import Device, available_cores
 from service.errors import InvalidOption, TooLarge
 from service.messages import Answer, AttentionInput, AttentionOutput, TextInput
@@ -45,8 +46,18 @@ class LocalEngine:
         metrics: Metrics,
         loop: asyncio.AbstractEventLoop,
         shadow: Shadow | None = None,
+        cores: Cores | None = None,
     ) -> None:
-        """Serve the layers of `catalog` from `loop`, whose thread alone may call this object; let `shadow` look on."""
+        """Serve the layers of `catalog` from `loop`, whose thread alone may call this object.
+
+        Args:
+            settings: limits and slots.
+            catalog: what is served.
+            metrics: where work is counted.
+            loop: the event loop.
+            shadow: what looks on, if anything does.
+            cores: see `ThreadSlots`.
+        """
         self.settings, self.catalog, self.shadow = settings, catalog, shadow
         self.limits = Limits(
             requests=settings.max_inflight_requests,
@@ -55,7 +66,9 @@ class LocalEngine:
             bytes=settings.max_inflight_mib * MIB,
             batch_sequences=settings.max_batch_sequences,
         )
-        slots = ThreadSlots(compute_slots(settings, catalog.device), loop, measures=catalog.device.kind == "cpu")
+        on_cpu = catalog.device.kind == "cpu"
+        count = compute_slots(settings, catalog.device)
+        slots = ThreadSlots(count, loop, measures=on_cpu, cores=cores if on_cpu else None)
         self.batcher = Batcher(slots, self.limits, LoopClock(loop), metrics)
 
     def submit(self, request: AttentionInput, bytes_in: int, deadline: float) -> "Submission":

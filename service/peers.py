@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
+from service.cores import Cores
 from service.rate import Rate
 
 Answer = Callable[[Any], Awaitable[Any]]
@@ -13,6 +14,10 @@ Answer = Callable[[Any], Awaitable[Any]]
 
 class Peers(Protocol):
     """All workers, the one that asks included."""
+
+    @property
+    def cores(self) -> Cores | None:
+        """What they share to compute on; None for a lone one."""
 
     def answer(self, question: str, answer: Answer) -> None:
         """From now on, answer a question of any worker's so."""
@@ -32,6 +37,8 @@ class Peers(Protocol):
 
 class Alone:
     """The only worker."""
+
+    cores = None
 
     def __init__(self, rate_limit: str) -> None:
         """See `Rate`."""

@@ -175,7 +175,7 @@ class Runtime:
                 await self._repeat(verb, catalog, wanted)
             watch_gpus(self.metrics)
             shadow = self._shadow(catalog, loop) if self.settings.shadow_share else None
-            self._engine = LocalEngine(self.settings, catalog, self.metrics, loop, shadow)
+            self._engine = LocalEngine(self.settings, catalog, self.metrics, loop, shadow, self.peers.cores)
         except Exception as error:
             self._fatal = error if isinstance(error, AttentionError) else ConfigurationError(f"start failed: {error}")
             if not isinstance(error, AttentionError):

@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 
 from models.errors import AttentionError, InvalidInput
 from service.backends.base import Spread, Tensors, in_turn
+from service.cores import Cores
 from service.errors import BackendFailed
 from service.messages import Answer
 from service.packing import Unit, answer, batch_of
@@ -134,10 +135,9 @@ class _Shared:
         while self._compute_next(helps=False):
             pass
 
-    def help(self, wanted_elsewhere: Callable[[], bool]) -> None:
-        """The same in another thread, until it is wanted elsewhere."""
-        while not wanted_elsewhere() and self._compute_next(helps=True):
-            pass
+    def help(self) -> bool:
+        """Compute one part in another thread; whether there was one."""
+        return self._compute_next(helps=True)
 
     def _compute_next(self, *, helps: bool) -> bool:
         """Compute the next part, if there is one, and say so."""
@@ -175,19 +175,30 @@ class _Shared:
 class ThreadSlots:
     """Compute slots that are threads of this process: runtimes release the interpreter's lock while they compute.
 
-    A long sequence comes in parts, which idle slots help to compute. Batches come first: while all slots have one there
-    is no help, and a slot that helps leaves for the next batch as soon as the part in its hands is done.
+    A long sequence comes in parts, which other threads help to compute: idle slots, and where other processes have
+    slots too a thread for each of those, as long as there is an idle core. Batches come first: a thread that helps
+    looks, before each part, whether there is one for it, or no core left.
     """
 
-    def __init__(self, count: int, loop: asyncio.AbstractEventLoop, *, measures: bool = False) -> None:
-        """Start `count` threads that report to `loop`; `measures` says whether small work may do without them."""
-        self.count = count
+    def __init__(
+        self, count: int, loop: asyncio.AbstractEventLoop, *, measures: bool = False, cores: Cores | None = None
+    ) -> None:
+        """Start the threads.
+
+        Args:
+            count: batches at the same time.
+            loop: which the threads report to.
+            measures: whether small work may do without them.
+            cores: of all processes of the service; None if this is the only one, with a core for each batch.
+        """
+        self.count, self._cores = count, Cores(count) if cores is None else cores
+        threads = max(count, self._cores.total)
         self._loop, self._measures = loop, measures
         self._costs: dict[tuple[object, ...], float] = {}
         self._runs: queue.SimpleQueue[tuple[Run, Callable[[Run], None]]] = queue.SimpleQueue()
         self._work: queue.SimpleQueue[Literal["run", "close"] | _Shared] = queue.SimpleQueue()
         """What there is to do, in this order; a run is then the first of those."""
-        self._threads = [threading.Thread(target=self._serve, name=f"compute-{i}", daemon=True) for i in range(count)]
+        self._threads = [threading.Thread(target=self._serve, name=f"compute-{i}", daemon=True) for i in range(threads)]
         for thread in self._threads:
             thread.start()
 
@@ -209,7 +220,8 @@ class ThreadSlots:
         """See `Slots.compute`."""
         run.started, busy = time.monotonic(), time.thread_time()
         try:
-            run.verdicts, run.failures = compute(run.units, self._spread_of(run))
+            with self._cores.computing():
+                run.verdicts, run.failures = compute(run.units, self._spread_of(run))
         except BaseException as error:
             log.critical("a compute slot survived %r", error, exc_info=error)
             run.verdicts = [BackendFailed("the computation failed on our side") for _ in run.units]
@@ -218,13 +230,13 @@ class ThreadSlots:
             self._remember(run, time.thread_time() - busy)
 
     def _spread_of(self, run: Run) -> Spread:
-        """What computes the parts of a run: idle slots too, where it is known to take long or not known at all."""
-        if self.count == 1 or self.cost_s(run.units[0]) * len(run.units) < SHARED_S:
+        """What computes the parts of a run: others too, where it is known to take long or not known at all."""
+        if len(self._threads) == 1 or self.cost_s(run.units[0]) * len(run.units) < SHARED_S:
             return in_turn
 
         def spread(parts: Sequence[Callable[[], None]]) -> None:
             shared = _Shared(parts)
-            for _ in range(min(self.count, len(parts)) - 1):
+            for _ in range(min(len(self._threads), len(parts)) - 1):
                 self._work.put(shared)
             shared.work()
             shared.wait()
@@ -250,7 +262,7 @@ class ThreadSlots:
     def _serve(self) -> None:
         while (item := self._work.get()) != "close":
             if isinstance(item, _Shared):
-                item.help(lambda: not self._runs.empty())
+                self._help(item)
                 del item
                 continue
             run, done = self._runs.get()
@@ -260,3 +272,9 @@ class ThreadSlots:
             except RuntimeError:  # the loop is closed: nobody waits any more
                 return
             del run, done  # do not hold a batch's memory while waiting for the next
+
+    def _help(self, shared: _Shared) -> None:
+        more = True
+        while more and self._runs.empty() and self._cores.idle:
+            with self._cores.computing():
+                more = shared.help()

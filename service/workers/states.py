@@ -1,7 +1,7 @@
-"""What each connection is being used for: a byte per connection in memory that supervisor and workers share.
+"""Memory that supervisor and workers share: what each connection is being used for, and how much each worker computes.
 
 The supervisor keeps a descriptor of every connection it has handed to a worker. When a worker ends for whatever reason,
-these bytes say what can still be done for its clients.
+the states say what can still be done for its clients.
 """
 
 import mmap
@@ -10,6 +10,9 @@ from enum import IntEnum
 
 PLACES = 1 << 16
 """Connections that can be open at one time."""
+
+
+MOST_WORKERS = 256
 
 
 class State(IntEnum):
@@ -26,14 +29,20 @@ class State(IntEnum):
 
 
 class States:
-    """The shared bytes, by the place of a connection."""
+    """The shared bytes: a state by the place of a connection, and counts by the number of a worker.
+
+    Attributes:
+        descriptor: of the memory.
+        computing: threads that compute, by worker.
+    """
 
     def __init__(self, descriptor: int | None = None) -> None:
         """Those behind a descriptor, or new ones."""
         self.descriptor = os.memfd_create("attention-connections") if descriptor is None else descriptor
         if descriptor is None:
-            os.ftruncate(self.descriptor, PLACES)
-        self._bytes = mmap.mmap(self.descriptor, PLACES)
+            os.ftruncate(self.descriptor, PLACES + MOST_WORKERS)
+        self._bytes = mmap.mmap(self.descriptor, PLACES + MOST_WORKERS)
+        self.computing = memoryview(self._bytes)[PLACES:]
 
     def __getitem__(self, place: int) -> State:
         return State(self._bytes[place])

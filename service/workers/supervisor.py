@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from service.devices import available_cores
 from service.errors import ConfigurationError
 from service.exposition import Family, departed
 from service.listen import bind, bracketed, reserve, url_of
@@ -199,6 +200,7 @@ class Supervisor:
             {
                 "number": worker.number,
                 "settings": mine.model_dump(mode="json"),
+                "cores": self._settings.compute_threads or available_cores(),
                 "changes": self._journal.changes,
                 "grpc_port": self._rpc.getsockname()[1] if self._rpc else None,
             },
@@ -261,6 +263,7 @@ class Supervisor:
                 await self._retire(worker)
         self._connections.unseat(worker.seat)
         await talk
+        self._states.computing[worker.number] = 0
         del self._workers[worker.number]
         self._departed = departed(self._departed, worker.last)
         self._end_turn(worker)

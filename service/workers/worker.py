@@ -13,6 +13,7 @@ from typing import Any
 from models.errors import AttentionError
 from service import logs
 from service.app import Service, create_app
+from service.cores import Cores
 from service.errors import Unavailable
 from service.http import Protocol
 from service.peers import Answer
@@ -154,9 +155,9 @@ class Link:
 class RemotePeers:
     """All workers, by way of the supervisor; see `Peers`."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, cores: Cores) -> None:
         """Ask through `channel`."""
-        self._channel = channel
+        self._channel, self.cores = channel, cores
 
     def answer(self, question: str, answer: Answer) -> None:
         """See `Peers.answer`."""
@@ -201,13 +202,14 @@ async def work(control: socket.socket, link: socket.socket, states: States) -> N
     hello = (await channel.receive())["argument"]
     settings = Settings(**hello["settings"])
     logs.set_up(settings, hello["number"])
+    cores = Cores(hello["cores"], states.computing[: settings.workers], hello["number"])
     server: Server
 
     def on_fatal(error: AttentionError) -> None:
         channel.tell("fatal", str(error))
         server.should_exit = True
 
-    app = create_app(settings, on_fatal, RemotePeers(channel), [tuple(change) for change in hello["changes"]])
+    app = create_app(settings, on_fatal, RemotePeers(channel, cores), [tuple(change) for change in hello["changes"]])
     server = Server(configured(settings, app))
     loop = asyncio.get_running_loop()
     serving = loop.create_task(server.serve(sockets=[]))
