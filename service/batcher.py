@@ -388,8 +388,8 @@ class Batcher:
     def _measure(self, run: Run) -> None:
         job, tokens = run.units[0].job, sum(unit.length for unit in run.units)
         backend = job.backend
-        self._metrics.batch_sequences.labels(backend).observe(len(run.units))
-        self._metrics.batch_tokens.labels(backend).observe(tokens)
+        self._metrics.batch_sequences_of(backend).observe(len(run.units))
+        self._metrics.batch_tokens_of(backend).observe(tokens)
         self._metrics.padded_tokens.labels(backend).inc(sum(unit.bucket for unit in run.units) - tokens)
         if run.failures:
             self._metrics.batch_failures.labels(backend).inc(run.failures)

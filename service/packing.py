@@ -1,12 +1,12 @@
 """Pure steps between the queue and a backend: units of work to a batch, and tensors back to answers."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from models.errors import NumericOverflow
+from models.finite import all_finite
 from models.masks import fully_masked_rows, visible
 from models.types import F32, PER_HEAD, Array, Bool, Projections, SequenceInput
 from service.backends.base import Batch, Runner, Spread, Tensors, in_turn
@@ -174,12 +174,9 @@ def _silence(tensors: Tensors, rows: list[int]) -> None:
 
 
 def _check_finite(name: str, tensor: F32, keep: Bool | None, pointer: str) -> None:
-    if keep is None and math.isfinite(np.vdot(tensor, tensor)):
-        return  # a sum of squares is finite only where all of them are; that takes half the time of asking each number
-    good = np.isfinite(tensor)
-    if keep is not None:
-        good |= (tensor < 0) & ~keep  # a masked score is -inf, and right
-    if not good.all():
+    # A masked score is -inf, and right.
+    good = all_finite(tensor) if keep is None else (np.isfinite(tensor) | ((tensor < 0) & ~keep)).all()
+    if not good:
         raise NumericOverflow.at(
             pointer, f"the numbers are finite, but so large that {name} overflow float32; scale them down"
         )

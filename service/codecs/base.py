@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from models.errors import NonFinite, ShapeMismatch
+from models.finite import all_finite
 from models.tokenizer import Tokens
 from models.types import F32, Array, Bool, Projections, SequenceInput
 from service.errors import ConflictingFields, InvalidOption, NotAcceptable, TooLarge, UnknownField, Unparsable
@@ -176,9 +177,11 @@ def float32(array: Array, pointer: str) -> F32:
     Raises:
         NonFinite: with the path of the first element that is NaN, infinite, or too large for float32.
     """
-    with np.errstate(over="ignore"):
-        result: F32 = np.require(array, np.float32, ["C", "A"])
-    if not np.isfinite(result).all():
+    result: F32 = array
+    if array.dtype != np.float32 or not (array.flags.c_contiguous and array.flags.aligned):
+        with np.errstate(over="ignore"):
+            result = np.require(array, np.float32, ["C", "A"])
+    if not all_finite(result):
         at = tuple(int(i) for i in np.argwhere(~np.isfinite(result))[0])
         where, value = "".join(f"/{i}" for i in at), float(array[at])
         fault = f"{value!r} is too large for float32" if np.isfinite(value) else f"{value!r} is not a finite number"

@@ -8,6 +8,8 @@ import math
 import re
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -32,7 +34,7 @@ from service.lane import Piece
 from service.messages import AttentionInput, AttentionOutput, Form, Options
 
 DTYPES = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "BOOL": "?"}
-NAMES = {"float32": "F32", "float16": "F16", "int32": "I32"}
+NAMES = {np.dtype(np.float32): "F32", np.dtype(np.float16): "F16", np.dtype(np.int32): "I32"}
 MAX_HEADER = 1 << 20
 PLAIN = ("inputs", "attn_mask", "attn_bias", *(f"projections.{name}" for name in PROJECTION_NAMES))
 NUMBERED = re.compile(r"(inputs|attn_mask|attn_bias)\.(0|[1-9]\d{0,6})")
@@ -82,22 +84,45 @@ class SafetensorsCodec:
 
     def pieces(self, output: AttentionOutput) -> Iterator[Piece]:
         """See `Encoder.pieces`."""
-        header: dict[str, Any] = {
-            "__metadata__": {name: orjson.dumps(value).decode() for name, value in metadata(output).items()}
-        }
-        arrays: list[Array] = []
-        offset = 0
         # Wide numbers first, as the format's own library writes them: each then starts at a multiple of its width.
-        for name, array in sorted(flat_tensors(output).items(), key=lambda item: -item[1].itemsize):
-            dtype = NAMES[str(array.dtype)]
-            header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": (offset, offset + array.nbytes)}
-            offset += array.nbytes
-            arrays.append(array)
-        text = orjson.dumps(header)
-        text += b" " * (-len(text) % 8)
-        yield struct.pack("<Q", len(text)) + text
-        for array in arrays:
+        tensors = sorted(flat_tensors(output).items(), key=lambda item: -item[1].itemsize)
+        layout = tuple((name, array.dtype, array.shape) for name, array in tensors)
+        told = tuple((name, orjson.dumps(value)) for name, value in metadata(output).items())
+        yield _head(layout, told) if output.tokens is None else _head.__wrapped__(layout, told)
+        for _, array in tensors:
             yield from raw_pieces(array)
+
+
+@lru_cache(maxsize=256)
+def _head(layout: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...], told: tuple[tuple[str, bytes], ...]) -> bytes:
+    """The length and the header of a file of these tensors, with what is told beside them, as JSON.
+
+    The answers to callers who ask for the same again and again have the same.
+    """
+    header: dict[str, Any] = {"__metadata__": {name: value.decode() for name, value in told}}
+    offset = 0
+    for name, dtype, shape in layout:
+        end = offset + math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": NAMES[dtype], "shape": shape, "data_offsets": (offset, end)}
+        offset = end
+    text = orjson.dumps(header)
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+MOST_REMEMBERED = 1_024
+"""Bytes of a header up to which it is remembered: callers send the same again and again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A tensor of a file: where it begins, counted from the end of the header."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    count: int
+    begin: int
 
 
 def _read(body: bytes) -> dict[str, Array]:
@@ -112,32 +137,42 @@ def _read(body: bytes) -> dict[str, Array]:
     (length,) = struct.unpack_from("<Q", body)
     if length > min(MAX_HEADER, len(body) - 8):
         raise Unparsable(f"the header is said to have {length} bytes; {len(body) - 8} follow, {MAX_HEADER} are allowed")
+    start = 8 + length
+    entries = (_entries if length <= MOST_REMEMBERED else _entries.__wrapped__)(bytes(body[8:start]), len(body) - start)
+    return {
+        e.name: reshaped(np.frombuffer(body, e.dtype, e.count, start + e.begin), e.shape, _place(e.name))
+        for e in entries
+    }
+
+
+@lru_cache(maxsize=256)
+def _entries(text: bytes, room: int) -> tuple[_Entry, ...]:
+    """The tensors that a header tells of; they fill the `room` behind it, without holes. Errors as in `_read`."""
     try:
-        header = orjson.loads(body[8 : 8 + length])
+        header = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise Unparsable(f"the header is not JSON: {error}") from error
     if not isinstance(header, dict):
         raise Unparsable("the header is not a JSON object")
     header.pop("__metadata__", None)
-    start, used = 8 + length, []
-    tensors: dict[str, Array] = {}
+    used, entries = [], []
     for name, entry in header.items():
         dtype, shape, begin, end = _entry(name, entry)
-        size = math.prod(shape) * dtype.itemsize
-        if end - begin != size or start + end > len(body):
+        count = math.prod(shape)
+        if end - begin != count * dtype.itemsize or end > room:
             raise Unparsable(
-                f"tensor {name!r}: bytes {begin} to {end} of {len(body) - start}, but {list(shape)} takes {size}"
+                f"tensor {name!r}: bytes {begin} to {end} of {room}, but {list(shape)} takes {count * dtype.itemsize}"
             )
         used.append((begin, end))
-        tensors[name] = reshaped(np.frombuffer(body, dtype, math.prod(shape), start + begin), shape, _place(name))
+        entries.append(_Entry(name, dtype, shape, count, begin))
     expected = 0
     for begin, end in sorted(used):
         if begin != expected:
             raise Unparsable(f"the tensors leave a hole or overlap at byte {expected}")
         expected = end
-    if start + expected != len(body):
-        raise Unparsable(f"{len(body) - start - expected} bytes follow the last tensor")
-    return tensors
+    if expected != room:
+        raise Unparsable(f"{room - expected} bytes follow the last tensor")
+    return tuple(entries)
 
 
 def _entry(name: str, entry: Any) -> tuple[np.dtype[Any], tuple[int, ...], int, int]:

@@ -28,6 +28,9 @@ TIMEOUT_HEADER = b"x-request-timeout-ms"
 LONG_ANSWER = 1 << 18
 """Bytes of tensors from which an answer is written a piece at a time; in JSON they are about three times as many."""
 
+WATCH_AFTER_S = 5e-3
+"""A watcher costs about as much as a small request, and most have their verdicts by then."""
+
 TAKE_TIMEOUT_S = 30.0
 """How long a client may take nothing of a long answer: until it has all of it, it counts as a request in flight."""
 
@@ -163,7 +166,7 @@ class TensorEndpoint(ABC):
                 call.statistics.fail.add(time.monotonic() - exchange.arrived)
             raise
         for stage, seconds in stages.items():
-            self._metrics.stage.labels(stage).observe(seconds)
+            self._metrics.stage_of[stage].observe(seconds)
 
     async def _read_long(self, call: Call, body: bytes) -> Any:
         """What `call.read` gives, while the event loop goes on."""
@@ -311,15 +314,19 @@ Verdicts = list[tuple[Answer, list[int]]]
 
 
 async def _verdicts(submission: Submission, engine: LocalEngine, receive: Receive) -> Verdicts:
-    """Wait for the verdicts; while some of the work is still queued, watch whether the client is still there."""
+    """Wait for the verdicts; if some of the work stays queued for long, watch whether the client is still there."""
     ticket = submission.ticket
     if not ticket.queued:
         return await submission.verdicts()
-    watcher = asyncio.get_running_loop().create_task(_watch(ticket, engine, receive))
+    loop = asyncio.get_running_loop()
+    watchers: list[asyncio.Task[None]] = []
+    timer = loop.call_later(WATCH_AFTER_S, lambda: watchers.append(loop.create_task(_watch(ticket, engine, receive))))
     try:
         return await submission.verdicts()
     finally:
-        watcher.cancel()
+        timer.cancel()
+        for watcher in watchers:
+            watcher.cancel()
 
 
 async def _watch(ticket: Ticket, engine: LocalEngine, receive: Receive) -> None:

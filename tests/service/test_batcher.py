@@ -842,7 +842,7 @@ def test_an_error_does_not_keep_the_batch_in_memory(runner, number, no_garbage_c
 async def test_a_batch_that_cannot_be_measured_is_answered_all_the_same(caplog):
     bench, runner = Bench(), FakeRunner()
     ticket = bench.submit(unit(1, runner, backend=None))
-    bench.metrics.batch_tokens = None
+    bench.metrics.batch_tokens_of = None
 
     bench.slots.finish()
 
