@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from loadtest.bench.formats import Message
@@ -21,6 +22,7 @@ STOP_TIMEOUT_S: Final = 20.0
 POLL_S: Final = 0.05
 MIB: Final = 1 << 20
 PORTS: Final = 10
+NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,28 +124,31 @@ def started(
 
 
 @contextmanager
-def started_service(folder: Path, device: str = "auto", workers: int = 0) -> Iterator[Server]:
+def started_service(
+    folder: Path, device: str = "auto", workers: int = 0, environment: Mapping[str, str] = NOTHING
+) -> Iterator[Server]:
     """Start this service.
 
     Args:
         folder: with the models in `repository`; exported graphs are kept in `artifacts`.
         device: `ATTENTION_DEVICE`.
         workers: `ATTENTION_WORKERS`; 0 does not set it.
+        environment: more variables, on top of these.
 
     Raises:
         Failed: as `started`.
     """
     port = free_port()
-    environment = {
+    variables = {
         "ATTENTION_MODEL_REPOSITORY": str(folder / "repository"),
         "ATTENTION_ARTIFACTS": str(folder / "artifacts"),
         "ATTENTION_DEVICE": device,
         "ATTENTION_LOG_LEVEL": "warning",
     }
     if workers:
-        environment["ATTENTION_WORKERS"] = str(workers)
+        variables["ATTENTION_WORKERS"] = str(workers)
     command = (sys.executable, "-m", "service", "serve", "--host", "127.0.0.1", "--port", str(port))
-    with started(command, port, "/healthz/ready", environment, Path(__file__).parents[2]) as server:
+    with started(command, port, "/healthz/ready", variables | dict(environment), Path(__file__).parents[2]) as server:
         _wait_for_workers(server.port)
         yield server
 
