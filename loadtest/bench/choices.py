@@ -1,8 +1,7 @@
 """How the thresholds in the service were chosen, so that they can be chosen again on another machine.
 
-- `FUSE_FROM` of `service/backends/onnx.py`: from how many tokens outputs alone are made by a kernel that fuses
-  attention.
-- `TILE_FROM` there: from how many tokens masked outputs are made a few rows at a time.
+- `TILE_FROM` of `service/backends/onnx.py`: from how many tokens a sequence is computed in tiles, which threads may
+  share. A lone one is measured by one graph, in tiles on one thread, and in tiles on two.
 - `HERE_S` of `service/batcher.py`: how long a computation is at least that is worth handing to another thread.
 """
 
@@ -12,6 +11,8 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from typing import Any, Final
 
 import numpy as np
@@ -20,39 +21,30 @@ import uvloop
 from loadtest.bench import graphs, work
 from loadtest.bench.floor import session
 from loadtest.bench.results import Row
-from loadtest.bench.work import F32, Layer
+from loadtest.bench.tiles import Tiled, in_turn, shared_with
+from loadtest.bench.work import Layer
 
 LENGTHS: Final = (64, 128, 256, 512, 1024, 2048, 4096)
 LAYERS: Final = (Layer(64), Layer(384), Layer(384, 12))
-TILE_BYTES: Final = 32 << 20
-LEAST_ROWS: Final = 16
 HAND_OVERS: Final = 2_000
 
 
 def choices(rounds: int, seconds: float, lengths: tuple[int, ...] = LENGTHS) -> Iterator[Row]:
     """Measure both sides of each choice."""
-    plain, fused = (
-        {layer: session(graphs.outputs_alone(layer, fused=way)) for layer in LAYERS} for way in (False, True)
-    )
-    masked = session(graphs.attending())
-    for _ in range(rounds):
-        for layer in LAYERS:
-            for n in lengths:
-                feed = {"inputs": work.inputs(n, layer.width)[None]}
+    wholes = {(layer, w): session(graphs.by_operator(layer, weights=w)) for layer in LAYERS for w in (False, True)}
+    tiled = {(layer, w): Tiled(layer, weights=w) for layer, w in wholes}
+    with ThreadPoolExecutor(1) as helper:
+        for _ in range(rounds):
+            for (layer, weights), n in product(wholes, lengths):
+                whole, tiles, x = wholes[layer, weights], tiled[layer, weights], work.inputs(n, layer.width)
                 found = {
-                    "plain_ms": timed_ms(lambda: plain[layer].run(None, feed), seconds / 4),  # noqa: B023 - called at once
-                    "fused_ms": timed_ms(lambda: fused[layer].run(None, feed), seconds / 4),  # noqa: B023
+                    "whole_ms": timed_ms(lambda: whole.run(None, {"inputs": x[None]}), seconds / 4),  # noqa: B023 - called at once
+                    "tiles_ms": timed_ms(lambda: tiles.run(x, in_turn), seconds / 4),  # noqa: B023
+                    "shared_ms": timed_ms(lambda: tiles.run(x, shared_with(helper)), seconds / 4),  # noqa: B023
                 }
-                yield Row("fuse", {"d": layer.width, "heads": layer.heads, "n": n}, found)
-                query, mask = _query(layer, n), np.random.default_rng(n).random((n, n)) < 0.9
-                found = {
-                    "whole_ms": timed_ms(lambda: whole(masked, query, mask), seconds / 4),  # noqa: B023
-                    "tiled_ms": timed_ms(lambda: tiled(masked, query, mask), seconds / 4),  # noqa: B023
-                }
-                yield Row("tile", {"d": layer.width, "heads": layer.heads, "n": n}, found)
-        here, away = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(_hand_overs())
-        yield Row("hand over", {"to": "a thread"}, _microseconds(away))
-        yield Row("hand over", {"to": "the event loop"}, _microseconds(here))
+                wanted = "outputs and weights" if weights else "outputs"
+                yield Row("tile", {"d": layer.width, "heads": layer.heads, "wanted": wanted, "n": n}, found)
+            yield from _handed_over()
 
 
 def timed_ms(call: Callable[[], Any], seconds: float) -> float:
@@ -67,27 +59,10 @@ def timed_ms(call: Callable[[], Any], seconds: float) -> float:
     return statistics.median(took) * 1e3
 
 
-def whole(masked: Any, query: F32, mask: Any) -> F32:
-    """All rows at once; the same numbers serve as query, key and value, (1, heads, n, size)."""
-    rows: F32 = masked.run(None, {"query": query, "key": query, "value": query, "mask": mask})[0]
-    return rows
-
-
-def tiled(masked: Any, query: F32, mask: Any) -> F32:
-    """The same, a few rows at a time, as many as make TILE_BYTES of scores."""
-    _, heads, n, _ = query.shape
-    rows = max(LEAST_ROWS, TILE_BYTES // (4 * heads * n))
-    tiles = []
-    for start in range(0, n, rows):
-        part = np.ascontiguousarray(query[:, :, start : start + rows])
-        feed = {"query": part, "key": query, "value": query, "mask": mask[start : start + rows]}
-        tiles.append(masked.run(None, feed)[0])
-    return np.concatenate(tiles, axis=2)
-
-
-def _query(layer: Layer, n: int) -> F32:
-    size = layer.width // layer.heads
-    return np.ascontiguousarray(work.inputs(n, layer.width).reshape(1, n, layer.heads, size).swapaxes(1, 2))
+def _handed_over() -> Iterator[Row]:
+    here, away = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(_hand_overs())
+    yield Row("hand over", {"to": "a thread"}, _microseconds(away))
+    yield Row("hand over", {"to": "the event loop"}, _microseconds(here))
 
 
 async def _hand_overs() -> tuple[list[float], list[float]]:

@@ -9,6 +9,7 @@ from onnx import ModelProto, numpy_helper, parser
 from loadtest.bench.work import Layer
 
 _HEADER = '<ir_version: 9, opset_import: ["" : 17, "com.microsoft" : 1]>'
+_OPERATOR_HEADER = '<ir_version: 10, opset_import: ["" : 23]>'
 
 
 def attention(layer: Layer, *, padded: bool = False) -> ModelProto:
@@ -46,29 +47,42 @@ def attention(layer: Layer, *, padded: bool = False) -> ModelProto:
     return _model(layer, f"({taken}) => (float[b,n,{width}] outputs, {weights} weights)", lines)
 
 
-def outputs_alone(layer: Layer, *, fused: bool) -> ModelProto:
-    """Outputs only, (b, n, width), with or without the kernel that holds no matrix of scores."""
-    if not fused:
-        model = attention(layer)
-        del model.graph.output[1]
-        return model
-    attributes = f"num_heads = {layer.heads}, scale = 1.0"
-    lines = [*_projected(), f"outputs = com.microsoft.MultiHeadAttention<{attributes}>(query, key, value)"]
-    return _model(layer, f"(float[b,n,{layer.width}] inputs) => (float[b,n,{layer.width}] outputs)", lines)
+def by_operator(layer: Layer, *, weights: bool) -> ModelProto:
+    """The same by ONNX's own operator for attention; outputs come alone unless `weights` says otherwise."""
+    attributes = f"q_num_heads = {layer.heads}, kv_num_heads = {layer.heads}, scale = 1.0, qk_matmul_output_mode = 3"
+    made = 'outputs, "", "", weights' if weights else "outputs"
+    lines = [*_projected(), f"{made} = Attention<{attributes}>(query, key, value)"]
+    given = f"float[b,n,{layer.width}] outputs" + (f", float[b,{layer.heads},n,n] weights" if weights else "")
+    return _model(layer, f"(float[b,n,{layer.width}] inputs) => ({given})", lines, _OPERATOR_HEADER)
 
 
-def attending() -> ModelProto:
-    """Outputs (1, h, rows, c) of a query with as many rows, all keys and values (1, h, n, c), and a mask (rows, n)."""
-    taken = "float[1,h,rows,c] query, float[1,h,n,c] key, float[1,h,n,c] value, bool[rows,n] mask"
+def projection(layer: Layer, name: str) -> ModelProto:
+    """One of `query`, `key` and `value`, (b, heads, n, size), of inputs (b, n, width)."""
     lines = [
-        "key_turned = Transpose<perm = [0, 1, 3, 2]>(key)",
-        "raw = MatMul(query, key_turned)",
-        "lowest = Constant<value = float {-3.4e38}>()",
-        "scores = Where(mask, raw, lowest)",
+        f"joined = MatMul(inputs, {name}_projection)",
+        "by_token = Reshape(joined, by_head)",
+        f"{name} = Transpose<perm = [0, 2, 1, 3]>(by_token)",
+    ]
+    given = f"float[b,{layer.heads},n,{layer.width // layer.heads}] {name}"
+    return _model(layer, f"(float[b,n,{layer.width}] inputs) => ({given})", lines)
+
+
+def tile(*, weights: bool) -> ModelProto:
+    """Outputs (1, rows, c), and weights (1, rows, n) if wanted, of a head's query (1, rows, c), and key and value.
+
+    Outputs alone are made by the kernel of ONNX Runtime that holds no matrix of scores.
+    """
+    taken = "float[1,rows,c] query, float[1,n,c] key, float[1,n,c] value"
+    if not weights:
+        lines = ["outputs = com.microsoft.MultiHeadAttention<num_heads = 1, scale = 1.0>(query, key, value)"]
+        return _parsed(f"({taken}) => (float[1,rows,c] outputs)", lines)
+    lines = [
+        "key_turned = Transpose<perm = [0, 2, 1]>(key)",
+        "scores = MatMul(query, key_turned)",
         "weights = Softmax<axis = -1>(scores)",
         "outputs = MatMul(weights, value)",
     ]
-    return _parsed(f"({taken}) => (float[1,h,rows,c] outputs)", lines)
+    return _parsed(f"({taken}) => (float[1,rows,c] outputs, float[1,rows,n] weights)", lines)
 
 
 def _projected() -> list[str]:
@@ -79,19 +93,22 @@ def _split(name: str, order: str) -> list[str]:
     return [f"{name}_heads = Reshape({name}, by_head)", f"{name}_split = Transpose<perm = [{order}]>({name}_heads)"]
 
 
-def _model(layer: Layer, signature: str, lines: list[str]) -> ModelProto:
+def _model(layer: Layer, signature: str, lines: list[str], header: str = _HEADER) -> ModelProto:
     query, key, value = layer.weights()
     size = layer.width // layer.heads
+    query = query / np.sqrt(np.float32(size))  # what scores are scaled by: one pass over a matrix of scores less
     constants: dict[str, Any] = {
-        # What scores are scaled by is in the weights: one pass over a matrix of scores less.
-        "projections": np.concatenate([query / np.sqrt(np.float32(size)), key, value], axis=1),
+        "projections": np.concatenate([query, key, value], axis=1),
+        "query_projection": query,
+        "key_projection": key,
+        "value_projection": value,
         "thirds": np.array([layer.width] * 3),
         "by_head": np.array([0, 0, layer.heads, size]),
         "flat": np.array([0, 0, layer.width]),
         "row_axes": np.array([1]),
         "head_axes": np.array([1, 2]),
     }
-    model = _parsed(signature, lines)
+    model = _parsed(signature, lines, header)
     used = {name for node in model.graph.node for name in node.input}
     for name in sorted(used & constants.keys()):
         model.graph.initializer.append(numpy_helper.from_array(constants[name], name))
@@ -99,6 +116,6 @@ def _model(layer: Layer, signature: str, lines: list[str]) -> ModelProto:
     return model
 
 
-def _parsed(signature: str, lines: list[str]) -> ModelProto:
-    model: ModelProto = parser.parse_model(f"{_HEADER} attention {signature} {{ {' '.join(lines)} }}")
+def _parsed(signature: str, lines: list[str], header: str = _HEADER) -> ModelProto:
+    model: ModelProto = parser.parse_model(f"{header} attention {signature} {{ {' '.join(lines)} }}")
     return model

@@ -38,8 +38,7 @@ def draw(results: Results, folder: Path) -> None:
         "sizes": _sizes,
         "stages": _stages,
         "memory": _memory,
-        "fuse": _ratios("plain", "fused"),
-        "tile": _ratios("whole", "tiled"),
+        "tile": _tile,
     }
     for section, drawn in made.items():
         if rows := results.section(section):
@@ -175,27 +174,28 @@ def _memory(rows: list[Row], results: Results, folder: Path) -> None:
         axis.legend(fontsize=8)
 
 
-def _ratios(first: str, second: str) -> Callable[[list[Row], Results, Path], None]:
-    """One way's time over the other's, over the length of a sequence."""
+def by_layer(rows: Sequence[Row]) -> dict[tuple[Any, ...], list[Row]]:
+    """Rows over the length of a sequence, by width, heads, and what is wanted."""
+    found: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row.key["d"], row.key["heads"], row.key["wanted"]), []).append(row)
+    return found
 
-    def drawn(rows: list[Row], results: Results, folder: Path) -> None:
-        with figure(folder / f"{rows[0].section}.svg") as (axis,):
-            for at, (d, heads) in enumerate(dict.fromkeys((row.key["d"], row.key["heads"]) for row in rows)):
-                points = [
-                    (row.key["n"], row.figures[f"{first}_ms"] / row.figures[f"{second}_ms"])
-                    for row in rows
-                    if (row.key["d"], row.key["heads"]) == (d, heads)
-                ]
-                _line(axis, points, at, f"width {d}, {heads} head{'s' * (heads != 1)}")
+
+def _tile(rows: list[Row], results: Results, folder: Path) -> None:
+    """One graph's time over that of tiles, over the length of a sequence."""
+    with figure(folder / "tile.svg", 2, 4.2) as axes:
+        for axis, way, threads in zip(axes, ("tiles", "shared"), ("one thread", "two threads"), strict=True):
+            for at, ((d, heads, wanted), some) in enumerate(by_layer(rows).items()):
+                points = [(row.key["n"], row.figures["whole_ms"] / row.figures[f"{way}_ms"]) for row in some]
+                _line(axis, points, at, f"width {d}, {heads} head{'s' * (heads != 1)}, {wanted}")
             axis.axhline(1, color="black", linewidth=1)
             log_ticks(axis, sorted({int(row.key["n"]) for row in rows}))
             axis.set_ylim(bottom=0)
             axis.set_xlabel("tokens in the sequence")
-            axis.set_ylabel(f"time {first} / time {second}")
-            axis.set_title(f"{second} is faster above the line", loc="left")
-            axis.legend(fontsize=8)
-
-    return drawn
+            axis.set_title(f"Tiles on {threads}: faster above the line", loc="left")
+        axes[0].set_ylabel("time of one graph / time of tiles")
+        axes[0].legend(fontsize=7)
 
 
 def _label(row: Row) -> str:

@@ -9,6 +9,7 @@ from loadtest.bench import plots
 from loadtest.bench.measure import STAGES
 from loadtest.bench.results import Results, Row
 from loadtest.bench.sections import BUSY, FIXED_LENGTH, FIXED_WIDTH
+from loadtest.bench.tiles import TILE_FROM
 from loadtest.bench.work import cases
 
 PARTS: Final = (*STAGES, "outside")
@@ -164,30 +165,28 @@ def _memory(rows: list[Row], results: Results) -> str:
     )
 
 
-def _choices(first: str, second: str, title: str, name: str) -> Callable[[list[Row], Results], str]:
-    """A section about one threshold: what is below it, and what from there on."""
+def _tile(rows: list[Row], results: Results) -> str:
+    text = [
+        "## `TILE_FROM`: a lone sequence in tiles\n\n`whole` is one graph, `tiles` are computed by one thread, and "
+        f"`shared` by two. The service takes tiles from {TILE_FROM:,} tokens of several heads, and from "
+        f"{2 * TILE_FROM:,} of one."
+    ]
+    for (d, heads, wanted), some in plots.by_layer(rows).items():
+        lines = []
+        for row in some:
+            whole, tiles, shared = times = [row.figures[f"{way}_ms"] for way in ("whole", "tiles", "shared")]
+            lines.append((row.key["n"], *map(number, times), f"{whole / tiles:.2f}", f"{whole / shared:.2f}"))
+        head = ("tokens", "whole ms", "tiles ms", "shared ms", "whole / tiles", "whole / shared")
+        what = f"Width {d}, {heads} head{'s' * (heads != 1)}, {wanted}"
+        found = f"on one thread {_from(some, 'tiles')}, on two {_from(some, 'shared')}"
+        text.append(f"{what}: tiles keep up {found}.\n\n{table(head, lines)}")
+    text.append(picture("tile", "A lone sequence in tiles"))
+    return "\n\n".join(text)
 
-    def made(rows: list[Row], results: Results) -> str:
-        text = [f"## {title}"]
-        for d, heads in dict.fromkeys((row.key["d"], row.key["heads"]) for row in rows):
-            some = [row for row in rows if (row.key["d"], row.key["heads"]) == (d, heads)]
-            pays = crossover(some, first, second)
-            found = f"pays from {pays:,} tokens" if pays else "does not pay at any of these lengths"
-            lines = [
-                (
-                    row.key["n"],
-                    number(a := row.figures[f"{first}_ms"]),
-                    number(b := row.figures[f"{second}_ms"]),
-                    f"{a / b:.2f}",
-                )
-                for row in some
-            ]
-            shown = table(("tokens", f"{first} ms", f"{second} ms", f"{first} / {second}"), lines)
-            text.append(f"Width {d}, {heads} head{'s' * (heads != 1)}: {second} {found}.\n\n{shown}")
-        text.append(picture(name, title))
-        return "\n\n".join(text)
 
-    return made
+def _from(rows: Sequence[Row], way: str) -> str:
+    pays = crossover(rows, "whole", way)
+    return f"from {pays:,} tokens" if pays else "at no length"
 
 
 def crossover(rows: Sequence[Row], first: str, second: str) -> int | None:
@@ -203,8 +202,8 @@ def crossover(rows: Sequence[Row], first: str, second: str) -> int | None:
 def _hand_over(rows: list[Row], results: Results) -> str:
     lines = [(row.key["to"], *(number(row.figures[f"p{percent}_us"]) for percent in (50, 90, 99))) for row in rows]
     return (
-        "## `HERE_S`: handing work over\n\nFrom handing over nothing at all until its waiter runs again, µs, on an "
-        f"idle machine.\n\n{table(('to', 'p50', 'p90', 'p99'), lines)}"
+        "## `HERE_S`: handing work over\n\nFrom handing over nothing at all until its waiter runs again, µs, while "
+        f"nothing else is asked for.\n\n{table(('to', 'p50', 'p90', 'p99'), lines)}"
     )
 
 
@@ -214,8 +213,7 @@ SECTIONS: Final[dict[str, Callable[[list[Row], Results], str]]] = {
     "sizes": _sizes,
     "stages": _stages,
     "memory": _memory,
-    "fuse": _choices("plain", "fused", "`FUSE_FROM`: outputs alone by one kernel", "fuse"),
-    "tile": _choices("whole", "tiled", "`TILE_FROM`: masked outputs a few rows at a time", "tile"),
+    "tile": _tile,
     "hand over": _hand_over,
 }
 """What is written of each section of the results."""

@@ -97,4 +97,4 @@ def test_the_choices_are_measured_without_a_service(tmp_path):
 
     assert result.returncode == 0, result.stderr
     sections = {row.section for row in load(tmp_path / "results.json").rows}
-    assert sections == {"fuse", "tile", "hand over"}
+    assert sections == {"tile", "hand over"}

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from loadtest.bench import choices, graphs, work
+from loadtest.bench import graphs, work
 from loadtest.bench.floor import session
 from loadtest.bench.work import Layer
 
@@ -29,23 +29,15 @@ def test_padding_is_not_seen(layer: Layer):
 
 
 @pytest.mark.parametrize("layer", [Layer(32), Layer(32, 4)])
-@pytest.mark.parametrize("fused", [False, True])
-def test_outputs_alone_are_the_same_either_way(layer: Layer, fused: bool):
-    """Two ways of computing one thing are compared."""
+@pytest.mark.parametrize("weights", [False, True])
+def test_the_operator_computes_the_same(layer: Layer, weights: bool):
+    """What tiles are compared with: one graph, as short sequences take it."""
     x = work.inputs(9, 32)
 
-    (outputs,) = session(graphs.outputs_alone(layer, fused=fused)).run(None, {"inputs": x[None]})
+    made = session(graphs.by_operator(layer, weights=weights)).run(None, {"inputs": x[None]})
 
-    work.check(layer, x, {"outputs": outputs[0]})
-
-
-def test_rows_a_few_at_a_time_are_the_same_rows(monkeypatch: pytest.MonkeyPatch):
-    """Likewise."""
-    monkeypatch.setattr(choices, "TILE_BYTES", 0)
-    masked = session(graphs.attending())
-    query = np.random.default_rng(0).standard_normal((1, 2, 50, 8), dtype=np.float32)
-    mask = np.tri(50, dtype=np.bool_)
-
-    np.testing.assert_allclose(
-        choices.tiled(masked, query, mask), choices.whole(masked, query, mask), rtol=1e-5, atol=1e-6
-    )
+    assert len(made) == 1 + weights
+    found = {"outputs": made[0][0]}
+    if weights:
+        found["weights"] = made[1][0] if layer.heads > 1 else made[1][0, 0]
+    work.check(layer, x, found)

@@ -36,10 +36,9 @@ def recorded(rate: float = 1000.0) -> Results:
         rows.append(Row("concurrency", key, loaded))
     rows += [Row("sizes", {"over": "n", "n": n, "d": 384}, STAGED) for n in (16, 4096)]
     rows += [Row("sizes", {"over": "d", "n": 128, "d": width}, STAGED) for width in (64, 1024)]
-    for n, fused in ((64, 2.0), (512, 0.5), (1024, 0.25)):
-        key = {"d": 64, "heads": 1, "n": n}
-        rows.append(Row("fuse", key, {"plain_ms": 1.0, "fused_ms": fused}))
-        rows.append(Row("tile", key, {"whole_ms": 1.0, "tiled_ms": 2.0}))
+    for n, shared in ((64, 2.0), (512, 0.5), (1024, 0.25)):
+        key = {"d": 384, "heads": 12, "wanted": "outputs", "n": n}
+        rows.append(Row("tile", key, {"whole_ms": 1.0, "tiles_ms": 1.25, "shared_ms": shared}))
     return Results({"processor": "of this test"}, {"seconds": 1.0, "rounds": 1}, rows)
 
 
@@ -60,8 +59,8 @@ def test_the_report_has_every_section_that_was_measured():
     assert "| json, 2 workers | 8 | 1,000 | 2.000 | 5.000 | 0 | 9.000 |" in text
     assert "| 4096 | 0.400 | 0.900 | 0.080 |" in text
     assert "| outputs alone of 4,096 tokens | 702 | 740 | 40.00 |" in text
-    assert "fused pays from 512 tokens" in text
-    assert "tiled does not pay at any of these lengths" in text
+    assert "outputs: tiles keep up on one thread at no length, on two from 512 tokens." in text
+    assert "| 1024 | 1.000 | 1.250 | 0.250 | 0.80 | 4.00 |" in text
     assert "| a thread | 30.00 | 40.00 | 90.00 |" in text
     few = Results({}, {}, [row for row in recorded().rows if row.section == "memory"])
     assert "## Memory" in report.markdown(few)
@@ -74,7 +73,7 @@ def test_the_report_is_written_with_its_pictures(tmp_path):
 
     shown = {line.rpartition("(")[2].rstrip(")") for line in path.read_text().splitlines() if line.startswith("![")}
     assert shown == {file.name for file in tmp_path.glob("*.svg")}
-    assert len(shown) == 8
+    assert len(shown) == 7
     for name in shown:
         assert ET.parse(tmp_path / name).getroot().tag.endswith("svg")
     assert load(tmp_path / "results.json") == recorded()
