@@ -15,13 +15,13 @@ from starlette.middleware.cors import CORSMiddleware
 from models.errors import AttentionError, FieldError, InvalidInput
 from service.access import KEY_NEEDED, KEY_SCHEMES
 from service.errors import MethodNotAllowed, NotFound
-from service.metrics import package_version
+from service.metrics import Metrics, package_version
 from service.observe import Application, Exchange, Observe, Receive, Scope, Send, with_problems
 from service.peers import Peers
 from service.routes import raw_routes, routers
 from service.routes.base import RawRoute, RawRoutes
 from service.routes.pages import static_files
-from service.runtime import Runtime
+from service.runtime import Compute, Runtime
 from service.settings import Settings
 
 GUARDED, OPEN = ("/v1/", "/v2/"), "/v2/health/"
@@ -117,6 +117,7 @@ def create_app(
     on_fatal: Callable[[AttentionError], None] | None = None,
     peers: Peers | None = None,
     changes: Sequence[tuple[str, str]] = (),
+    compute: Callable[[Metrics], Compute] | None = None,
 ) -> Service:
     """The application. It begins to load its models when its lifespan starts.
 
@@ -125,8 +126,9 @@ def create_app(
         on_fatal: called if it turns out not to be able to start.
         peers: the workers of the service of which this is one; None if it is the only one.
         changes: of what is served, that the other workers have made; see `Runtime`.
+        compute: makes what leads to the engine; None for an engine in this process.
     """
-    runtime = Runtime(settings, on_fatal, peers, changes)
+    runtime = Runtime(settings, on_fatal, peers, changes, compute)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

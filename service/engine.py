@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from models.errors import InvalidInput, ShapeMismatch
+from models.errors import AttentionError, InvalidInput, ShapeMismatch
 from models.tokenizer import Tokens
 from models.types import SequenceInput
 from service.backends.base import BackendInfo
@@ -29,6 +30,29 @@ CALLER = ("projections", "")
 """Name and version that answers give where the caller brought the matrices."""
 
 
+STALLED_S = 60.0
+"""A batch that runs longer than this says that the device hangs: the service is not ready any more."""
+
+
+class Queue(Protocol):
+    """What becomes of tickets; see `Batcher`."""
+
+    def cancel(self, ticket: Ticket, error: AttentionError) -> None:
+        """See `Batcher.cancel`."""
+
+    def release(self, ticket: Ticket) -> None:
+        """See `Batcher.release`."""
+
+    def refuse(self) -> None:
+        """See `Batcher.refuse`."""
+
+    async def drain(self) -> None:
+        """See `Batcher.drain`."""
+
+    def close(self) -> None:
+        """See `Batcher.close`."""
+
+
 def compute_slots(settings: Settings, device: Device) -> int:
     """Batches computed at the same time: as set, else one per core this process may use, or one on a GPU."""
     if settings.compute_threads:
@@ -37,7 +61,13 @@ def compute_slots(settings: Settings, device: Device) -> int:
 
 
 class LocalEngine:
-    """Computes in this process."""
+    """Computes in this process.
+
+    Attributes:
+        batcher: what tickets are cancelled by and released to.
+    """
+
+    batcher: Queue
 
     def __init__(
         self,
@@ -69,7 +99,22 @@ class LocalEngine:
         on_cpu = catalog.device.kind == "cpu"
         count = compute_slots(settings, catalog.device)
         slots = ThreadSlots(count, loop, measures=on_cpu, cores=cores if on_cpu else None)
-        self.batcher = Batcher(slots, self.limits, LoopClock(loop), metrics)
+        self.batcher = self._batcher = Batcher(slots, self.limits, LoopClock(loop), metrics)
+
+    @property
+    def usable(self) -> bool:
+        """Whether requests are taken at all."""
+        return not self.catalog.failures
+
+    def obstacle(self) -> str:
+        """Why this engine is not ready; empty if it is."""
+        if failures := self.catalog.failures:
+            return f"backends disagree: {'; '.join(failures)}"
+        if not self._batcher.alive:
+            return "a compute slot has died"
+        if (busy := self._batcher.oldest_run_s()) > STALLED_S:
+            return f"a batch has been computing for {busy:.0f} s"
+        return ""
 
     def submit(self, request: AttentionInput, bytes_in: int, deadline: float) -> "Submission":
         """Queue a request.
@@ -177,7 +222,7 @@ class LocalEngine:
         tokens: list[Tokens] | None = None,
     ) -> "Submission":
         """Hand checked work to the queue, and let the shadow see it; see `submit`."""
-        ticket = self.batcher.submit(units, size, deadline)
+        ticket = self._batcher.submit(units, size, deadline)
         if self.shadow is not None:
             alone = [sizes.alone(unit.length, request.options) for unit in units]
             self.shadow.watch(ticket.future, name, units, alone)

@@ -24,6 +24,7 @@ AttentionError
 │       ├── Draining        the service is shutting down
 │       ├── NotReady        models are still loading, or one of them failed its checks
 │       ├── WorkerLost      the process that held the request has ended
+│       ├── EngineLost      the process that computed the request has ended
 │       └── NotInstalled    a model that the service knows of, but whose files are not here
 ├── DeadlineExceeded        not done in the time the caller gave
 ├── ClientTimeout           the caller did not send its body in time
@@ -174,6 +175,12 @@ class WorkerLost(Unavailable):
     """The process that held the request has ended before it was answered."""
 
     code = "worker-lost"
+
+
+class EngineLost(Unavailable):
+    """The process that computes has ended before the request was answered."""
+
+    code = "engine-lost"
 
 
 class NotInstalled(Unavailable):

@@ -156,6 +156,11 @@ class Metrics:
         self.worker_restarts = Counter(
             "attention_worker_restarts", "Worker processes started in the place of one that ended.", registry=registry
         )
+        self.engine_restarts = Counter(
+            "attention_engine_restarts",
+            "Engine processes started in the place of one that ended; 0 where each worker computes by itself.",
+            registry=registry,
+        )
         self.backend_info = Gauge(
             "attention_backend_info",
             "1 for each loaded backend, with what it truly runs on.",

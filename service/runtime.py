@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from models.errors import AttentionError
 from service.access import Access
@@ -26,8 +26,21 @@ from service.statistics import Statistics
 
 log = logging.getLogger(__name__)
 
-STALLED_S = 60.0
-"""A batch that runs longer than this says that the device hangs: the service is not ready any more."""
+
+class Compute(Protocol):
+    """Where requests are computed, if that is another process."""
+
+    async def engine(self) -> LocalEngine:
+        """The engine, once it has loaded. Asked for once."""
+
+    async def change(self, verb: str, wanted: str) -> Change:
+        """Load or unload there; see `Loader`."""
+
+    async def follow(self) -> None:
+        """Know of a change that somebody else has made there."""
+
+    def close(self) -> None:
+        """Look for it no more."""
 
 
 SHADOW_PART = 8
@@ -43,6 +56,7 @@ class Runtime:
         on_fatal: Callable[[AttentionError], None] | None = None,
         peers: Peers | None = None,
         changes: Sequence[tuple[str, str]] = (),
+        compute: Callable[[Metrics], Compute] | None = None,
     ) -> None:
         """Nothing is loaded yet.
 
@@ -51,6 +65,7 @@ class Runtime:
             on_fatal: called if the service turns out not to be able to start.
             peers: the workers of the service of which this is one; None if it is the only one.
             changes: `load` or `unload`, and of what, to be repeated once the models are loaded.
+            compute: makes what leads to the engine; None for an engine in this process.
         """
         self.settings = settings
         self.metrics = Metrics()
@@ -59,6 +74,7 @@ class Runtime:
         self.access = Access(settings, self.metrics, self.peers)
         self.loader = Loader(settings, self.metrics)
         self._on_fatal, self._changes = on_fatal, changes
+        self._compute = None if compute is None else compute(self.metrics)
         self._engine: LocalEngine | None = None
         self._loading: asyncio.Task[None] | None = None
         self._fatal: AttentionError | None = None
@@ -79,7 +95,7 @@ class Runtime:
         Raises:
             NotReady: while it loads, and for good if it could not be loaded or its backends disagree.
         """
-        if self._engine is None or self._engine.catalog.failures:
+        if self._engine is None or not self._engine.usable:
             raise NotReady(self.obstacle(), retry_after_s=5)
         return self._engine
 
@@ -106,24 +122,33 @@ class Runtime:
     async def _change(self, verb: str, catalog: Catalog, wanted: str) -> Change:
         async with self.peers.turn():
             try:
-                change = await self._changed(verb, catalog, wanted)
+                change = await self.changed(verb, catalog, wanted)
             except UnservableModel:
                 await self.peers.tell("look", wanted)
                 raise
             await self.peers.tell(verb, wanted)
             return change
 
-    async def _changed(self, verb: str, catalog: Catalog, wanted: str) -> Change:
+    async def changed(self, verb: str, catalog: Catalog, wanted: str) -> Change:
+        """Load or unload where requests are computed; other workers are not told."""
+        if self._compute is not None:
+            return await self._compute.change(verb, wanted)
         return await (self.loader.load if verb == "load" else self.loader.unload)(catalog, wanted)
 
     async def _follow(self, verb: str, wanted: str) -> None:
         """Another worker has made a change."""
         await self.loaded()
-        await self._changed(verb, self.engine.catalog, wanted)
+        if self._compute is not None:
+            await self._compute.follow()
+        else:
+            await self.changed(verb, self.engine.catalog, wanted)
 
     async def _look(self, wanted: str) -> None:
         """Another worker could not load something: list it as broken here too."""
         await self.loaded()
+        if self._compute is not None:
+            await self._compute.follow()
+            return
         with suppress(UnservableModel):
             await self.loader.load(self.engine.catalog, wanted)
             raise RuntimeError(f"{wanted} could be loaded here, but not by another worker")
@@ -155,13 +180,7 @@ class Runtime:
             return f"the service could not start: {self._fatal}"
         if self._engine is None:
             return "models are still being loaded and checked"
-        if failures := self._engine.catalog.failures:
-            return f"backends disagree: {'; '.join(failures)}"
-        if not self._engine.batcher.alive:
-            return "a compute slot has died"
-        if (busy := self._engine.batcher.oldest_run_s()) > STALLED_S:
-            return f"a batch has been computing for {busy:.0f} s"
-        return ""
+        return self._engine.obstacle()
 
     def start(self) -> None:
         """Begin to load, in the background: liveness and metrics are served meanwhile."""
@@ -170,12 +189,7 @@ class Runtime:
     async def _load(self) -> None:
         loop = asyncio.get_running_loop()
         try:
-            catalog = await asyncio.to_thread(load_catalog, self.settings, self.metrics)
-            for verb, wanted in self._changes:
-                await self._repeat(verb, catalog, wanted)
-            watch_gpus(self.metrics)
-            shadow = self._shadow(catalog, loop) if self.settings.shadow_share else None
-            self._engine = LocalEngine(self.settings, catalog, self.metrics, loop, shadow, self.peers.cores)
+            self._engine = engine = await (self._opened(loop) if self._compute is None else self._compute.engine())
         except Exception as error:
             self._fatal = error if isinstance(error, AttentionError) else ConfigurationError(f"start failed: {error}")
             if not isinstance(error, AttentionError):
@@ -186,11 +200,20 @@ class Runtime:
         if obstacle := self.obstacle():
             log.error("not ready: %s", obstacle)
         else:
-            log.info("ready: %s on %s", ", ".join(sorted(catalog.models)), catalog.device)
+            log.info("ready: %s on %s", ", ".join(sorted(engine.catalog.models)), engine.catalog.device)
+
+    async def _opened(self, loop: asyncio.AbstractEventLoop) -> LocalEngine:
+        """An engine in this process."""
+        catalog = await asyncio.to_thread(load_catalog, self.settings, self.metrics)
+        for verb, wanted in self._changes:
+            await self._repeat(verb, catalog, wanted)
+        watch_gpus(self.metrics)
+        shadow = self._shadow(catalog, loop) if self.settings.shadow_share else None
+        return LocalEngine(self.settings, catalog, self.metrics, loop, shadow, self.peers.cores)
 
     async def _repeat(self, verb: str, catalog: Catalog, wanted: str) -> None:
         try:
-            await self._changed(verb, catalog, wanted)
+            await self.changed(verb, catalog, wanted)
         except AttentionError as error:  # its folder is gone by now, or broken: what is served is listed
             log.warning("%s %s: %s", verb, wanted, error)
 
@@ -203,10 +226,11 @@ class Runtime:
         """Whether loading has begun."""
         return self._loading is not None
 
-    async def loaded(self) -> None:
-        """Wait until loading has ended, well or badly."""
+    async def loaded(self) -> LocalEngine | None:
+        """Wait until loading has ended, well or badly; the engine, if there is one."""
         if self._loading is not None:
             await asyncio.shield(self._loading)
+        return self._engine
 
     def begin_drain(self) -> None:
         """From now on the service says that it is not ready, and refuses new work."""
@@ -220,6 +244,7 @@ class Runtime:
         """Answer what was accepted, `shutdown_timeout_s` at most, then close."""
         self.begin_drain()
         if self._engine is None:
+            self._part()
             return
         try:
             async with asyncio.timeout(self.settings.shutdown_timeout_s):
@@ -228,4 +253,9 @@ class Runtime:
                     await self._engine.shadow.drain()
         except TimeoutError:
             log.error("stopped with work unfinished after %g s", self.settings.shutdown_timeout_s)
+        self._part()
         self._engine.batcher.close()
+
+    def _part(self) -> None:
+        if self._compute is not None:
+            self._compute.close()

@@ -37,6 +37,11 @@ class Settings(BaseSettings):
         description="Processes that answer, each with an equal part of the compute threads and of the limits of what is"
         " in flight. 0: one per core, 8 at most; one where there is a GPU, or no Linux.",
     )
+    engine: Literal["auto", "worker", "process"] = Field(
+        default="auto",
+        description="Where requests are computed: `worker`, in each worker; `process`, in one process of its own for"
+        " all workers; `auto`: the latter where several workers share a GPU.",
+    )
     backend: Literal["onnx", "eager", "reference"] = Field(
         default="onnx", description="Backend of requests that name none."
     )

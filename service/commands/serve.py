@@ -7,7 +7,7 @@ from rich.console import Console
 
 from service import logs
 from service.settings import load_settings
-from service.workers.share import worker_count
+from service.workers.share import engine_apart, worker_count
 
 CURL = """curl -s {url}/v1/attention -H 'Content-Type: application/json' -d '{{"model": "lesson",
   "inputs": [[1,0,0,0,0.5], [0,0,1,0,0.5], [0.2,0,0,1,0.5], [0,1,0,0,0.5]]}}'"""
@@ -46,7 +46,8 @@ def serve(
         console.print("Ctrl-C drains and stops.")
 
     console.print("Loading models; the first start exports their ONNX graphs, which takes some seconds …")
-    if worker_count(settings) == 1:
+    count = worker_count(settings)
+    if count == 1 and not engine_apart(settings, count):
         from service.server import serve as run  # noqa: PLC0415 - other commands need no HTTP server
     else:
         from service.workers.supervisor import serve as run  # noqa: PLC0415 - as above

@@ -22,8 +22,22 @@ def worker_count(settings: Settings) -> int:
         raise ConfigurationError(f"ATTENTION_WORKERS={settings.workers}: several workers need Linux")
     if settings.workers:
         return settings.workers
-    on_gpu = settings.device.startswith("cuda") or (settings.device == "auto" and has_cuda_driver())
-    return min(available_cores(), MOST_BY_DEFAULT) if possible and not on_gpu else 1
+    return min(available_cores(), MOST_BY_DEFAULT) if possible and not _on_gpu(settings) else 1
+
+
+def engine_apart(settings: Settings, count: int) -> bool:
+    """Whether `count` workers let one process of its own compute.
+
+    Raises:
+        ConfigurationError: if that is asked for where it cannot work.
+    """
+    if settings.engine == "process" and sys.platform != "linux":
+        raise ConfigurationError("ATTENTION_ENGINE=process: an engine in a process of its own needs Linux")
+    return settings.engine == "process" or (settings.engine == "auto" and count > 1 and _on_gpu(settings))
+
+
+def _on_gpu(settings: Settings) -> bool:
+    return settings.device.startswith("cuda") or (settings.device == "auto" and has_cuda_driver())
 
 
 def share(settings: Settings, count: int) -> Settings:

@@ -1,7 +1,8 @@
 """The supervisor: starts workers, accepts connections for them, and starts another where one ends.
 
-It computes nothing and loads no model. What concerns all workers goes through it: metrics, statistics, rates, and
-changes of what is served.
+If requests are computed in a process of its own, the engine, that is started and kept in the same way. The supervisor
+computes nothing and loads no model. What concerns all workers goes through it: metrics, statistics, rates, and changes
+of what is served.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ from service.settings import Settings
 from service.workers.channel import Channel, Failed, Gone
 from service.workers.connections import Connections, Seat
 from service.workers.journal import Journal
-from service.workers.share import share, worker_count
+from service.workers.share import engine_apart, share, worker_count
 from service.workers.states import States
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,12 @@ SETTLED_S = 10.0
 """A worker that lived longer is replaced at once; others after a pause, which doubles from 1 s on."""
 
 LONGEST_PAUSE_S = 30.0
+
+ENGINE = -1
+"""The engine's number among the workers."""
+
+WAITING = 1_024
+"""Connections to the engine that wait until it has been started."""
 
 KILL_AFTER_S = 5.0
 """How much longer than `shutdown_timeout_s` a worker may take to end."""
@@ -60,9 +67,11 @@ def serve(settings: Settings, on_ready: Callable[[str, str], None]) -> None:
 
 
 class Worker:
-    """A worker process as the supervisor sees it.
+    """A worker process, or the engine, as the supervisor sees it.
 
     Attributes:
+        name: what log lines call it.
+        seat: where it has connections; None for the engine.
         heard: when it last said something, by `time.monotonic`.
         talking: whether it has said anything yet.
         ready: whether its own readiness check passes.
@@ -71,8 +80,9 @@ class Worker:
         last: its last metrics.
     """
 
-    def __init__(self, number: int, process: asyncio.subprocess.Process, channel: Channel, seat: Seat) -> None:
+    def __init__(self, number: int, process: asyncio.subprocess.Process, channel: Channel, seat: Seat | None) -> None:
         self.number, self.process, self.channel, self.seat = number, process, channel, seat
+        self.name = "the engine" if number == ENGINE else f"worker {number}"
         self.started = self.heard = time.monotonic()
         self.talking = self.ready = self.leaving = False
         self.well = 0.0
@@ -80,7 +90,7 @@ class Worker:
 
     def end(self, reason: str) -> None:
         """Kill it."""
-        log.error("worker %d (process %d) %s; killing it", self.number, self.process.pid, reason)
+        log.error("%s (process %d) %s; killing it", self.name, self.process.pid, reason)
         if self.process.returncode is None:
             self.process.kill()
 
@@ -103,7 +113,8 @@ class Supervisor:
         self._turn_of: Worker | None = None
         self._journal = Journal()
         self._departed: list[Family] = []
-        self._restarts = 0
+        self._restarts = self._engine_restarts = 0
+        self._apart: socket.socket | None = None
         self._farewells: list[asyncio.Future[None]] = []
         self._first_loaded = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -123,11 +134,22 @@ class Supervisor:
         self._on_ready = lambda: on_ready(url, rpc)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
+        engine: asyncio.Task[None] | None = None
+        if engine_apart(self._settings, self._count):
+            self._apart = listening()
+            engine = loop.create_task(self._keep(ENGINE))
         self._connections.listen(self._listener)
         keepers = [loop.create_task(self._keep(number)) for number in range(self._count)]
         await self._stopping.wait()
         await self._drain()
         await asyncio.wait(keepers)
+        if engine is not None:  # last: it computes what the workers have accepted
+            for worker in self._workers.values():
+                worker.leaving = True
+                worker.channel.tell("at_once" if self._at_once.is_set() else "stop")
+            await engine
+        if self._apart is not None:
+            self._apart.close()
         await self._connections.close()
         log.info("stopped")
 
@@ -142,20 +164,21 @@ class Supervisor:
 
     async def _drain(self) -> None:
         """Go on accepting for a while and say no, so that clients and load balancers notice; then let workers end."""
-        for worker in self._workers.values():
+        workers = [worker for worker in self._workers.values() if worker.number != ENGINE]
+        for worker in workers:
             worker.leaving = True
             worker.channel.tell("drain")
         if self.fatal is None and (len(self._connections) or self._rpc is not None):
             await _either(self._at_once, self._settings.drain_grace_s)
         self._connections.stop_listening()
-        for worker in self._workers.values():
+        for worker in workers:
             worker.channel.tell("stop")
 
     # ---- the life of one worker
 
     async def _keep(self, number: int) -> None:
         """Have a worker of this number until the service stops."""
-        if number:  # the first exports the graphs that the others read
+        if number > 0 and self._apart is None:  # the first exports the graphs that the others read
             await _any_of(self._first_loaded, self._stopping)
         pause = 0.0
         while not self._stopping.is_set():
@@ -165,36 +188,47 @@ class Supervisor:
                 return
             code = worker.process.returncode
             if not self._first_loaded.is_set():
-                self._fail(f"the first worker ended with {code} before it was ready; its log lines say why")
+                first = worker.name if self._apart else "the first worker"
+                self._fail(f"{first} ended with {code} before it was ready; its log lines say why")
                 return
             lived = time.monotonic() - worker.started
             pause = 0.0 if lived > SETTLED_S else min(LONGEST_PAUSE_S, max(1.0, 2 * pause))
-            self._restarts += 1
-            log.error("worker %d (process %d) ended with %s; another starts in %g s", number, worker.process.pid, code,
+            if number == ENGINE:
+                self._engine_restarts += 1
+            else:
+                self._restarts += 1
+            log.error("%s (process %d) ended with %s; another starts in %g s", worker.name, worker.process.pid, code,
                       pause)  # fmt: skip
             await _either(self._stopping, pause)
 
     async def _started(self, number: int) -> Worker:
+        if number == ENGINE:
+            return await self._started_engine()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         link, their_link = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         link.setblocking(False)
         descriptors = (theirs.fileno(), their_link.fileno(), self._states.descriptor)
         with theirs, their_link:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "service.workers.worker", *map(str, descriptors),
-                pass_fds=descriptors,
-                stdin=asyncio.subprocess.DEVNULL,
-                process_group=0,  # a terminal's Ctrl-C is the supervisor's to deal with
-            )  # fmt: skip
-        worker = Worker(number, process, await Channel.opened(ours), Seat(link))
+            process = await _run("service.workers.worker", descriptors)
+        seat = Seat(link)
+        worker = Worker(number, process, await Channel.opened(ours), seat)
         self._introduce(worker)
         self._workers[number] = worker
-        self._connections.seat(worker.seat)
+        self._connections.seat(seat)
         return worker
+
+    async def _started_engine(self) -> Worker:
+        assert self._apart is not None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            process = await _run("service.workers.engine", (theirs.fileno(), self._apart.fileno()))
+        engine = self._workers[ENGINE] = Worker(ENGINE, process, await Channel.opened(ours), None)
+        self._introduce(engine)
+        return engine
 
     def _introduce(self, worker: Worker) -> None:
         """Tell a new worker what to be, and listen to what it says."""
-        mine = share(self._settings, self._count)
+        mine = self._settings if worker.number == ENGINE else share(self._settings, self._count)
         worker.channel.tell(
             "hello",
             {
@@ -203,6 +237,7 @@ class Supervisor:
                 "cores": self._settings.compute_threads or available_cores(),
                 "changes": self._journal.changes,
                 "grpc_port": self._rpc.getsockname()[1] if self._rpc else None,
+                "engine": self._apart.getsockname().hex() if self._apart else "",
             },
         )
 
@@ -211,7 +246,7 @@ class Supervisor:
 
         async def fatal(reason: str) -> None:
             if self._first_loaded.is_set():
-                log.error("worker %d cannot start: %s", worker.number, reason)
+                log.error("%s cannot start: %s", worker.name, reason)
             else:
                 self._fail(reason)
 
@@ -250,7 +285,10 @@ class Supervisor:
             now = time.monotonic()
             if ended.done():
                 break
-            if worker.leaving or self._stopping.is_set() or talk.done():
+            if not self._computes():
+                worker.well = worker.well and now  # it is not at fault
+            ends_last = worker.number == ENGINE and not worker.leaving
+            if worker.leaving or (self._stopping.is_set() and not ends_last) or talk.done():
                 told_to_end_at = told_to_end_at or now
                 patience = 0.0 if self._at_once.is_set() else self._settings.shutdown_timeout_s
                 patience += self._settings.drain_grace_s + KILL_AFTER_S
@@ -259,11 +297,12 @@ class Supervisor:
             elif now - worker.heard > HUNG_S:
                 worker.end("has not been heard of")
             elif worker.well and not worker.ready and now - worker.well > UNWELL_S:
-                log.error("worker %d has not been ready for %.0f s", worker.number, now - worker.well)
+                log.error("%s has not been ready for %.0f s", worker.name, now - worker.well)
                 await self._retire(worker)
-        self._connections.unseat(worker.seat)
+        if worker.seat is not None:
+            self._connections.unseat(worker.seat)
+            self._states.computing[worker.number] = 0
         await talk
-        self._states.computing[worker.number] = 0
         del self._workers[worker.number]
         self._departed = departed(self._departed, worker.last)
         self._end_turn(worker)
@@ -271,22 +310,32 @@ class Supervisor:
     def _heard(self, worker: Worker, *, loaded: bool, ready: bool) -> None:
         worker.heard = time.monotonic()
         worker.talking = True
-        worker.ready = worker.seat.ready = ready
+        worker.ready = ready
+        if worker.seat is not None:
+            worker.seat.ready = ready
         if ready:
             worker.well = worker.heard
         if loaded:
             self._first_loaded.set()
-        if self._on_ready is not None and sum(other.ready for other in self._workers.values()) == self._count:
+        ready_ones = sum(other.ready for other in self._workers.values() if other.seat is not None)
+        if self._on_ready is not None and ready_ones == self._count:
             self._on_ready()
             self._on_ready = None
+
+    def _computes(self) -> bool:
+        """Whether the engine is ready, where that is a process of its own: without it no worker can be."""
+        engine = self._workers.get(ENGINE)
+        return self._apart is None or (engine is not None and engine.ready)
 
     async def _retire(self, worker: Worker) -> None:
         """Let a worker end in good order: what it has accepted is answered, its idle connections go to others."""
         if worker.leaving:
             return
-        worker.leaving, worker.seat.taking = True, False
+        worker.leaving = True
         worker.channel.tell("drain")
-        worker.channel.tell("give_back")
+        if worker.seat is not None:
+            worker.seat.taking = False
+            worker.channel.tell("give_back")
         await asyncio.sleep(self._settings.drain_grace_s)
         worker.channel.tell("stop")
 
@@ -308,7 +357,7 @@ class Supervisor:
                 if question == "metrics":
                     worker.last = answer
             else:
-                log.warning("worker %d did not answer: %r", worker.number, answer)
+                log.warning("%s did not answer: %r", worker.name, answer)
                 if question == "metrics":  # what it said last, so that no counter falls
                     found.append(worker.last)
         if question == "metrics":
@@ -316,17 +365,19 @@ class Supervisor:
         return found
 
     def _metrics(self) -> list[Family]:
-        restarts = ["attention_worker_restarts_total", {}, self._restarts]
-        return [{"name": "attention_worker_restarts", "documentation": "", "type": "counter", "samples": [restarts]}]
+        restarts = {"attention_worker_restarts": self._restarts, "attention_engine_restarts": self._engine_restarts}
+        return [{"name": name, "documentation": "", "type": "counter", "samples": [[f"{name}_total", {}, count]]}
+                for name, count in restarts.items()]  # fmt: skip
 
     async def _tell(self, teller: Worker, question: str, argument: Any) -> None:
         self._journal.add(question, argument)
-        others = [worker for worker in self._workers.values() if worker is not teller and not worker.leaving]
+        others = [worker for worker in self._workers.values()
+                  if worker is not teller and not worker.leaving and worker.number != ENGINE]  # fmt: skip
         said = await asyncio.gather(*(worker.channel.ask(question, argument, within_s=None) for worker in others),
                                     return_exceptions=True)  # fmt: skip
         for worker, answer in zip(others, said, strict=True):
             if isinstance(answer, Failed):
-                log.error("worker %d could not follow: %s %s: %s", worker.number, question, argument, answer)
+                log.error("%s could not follow: %s %s: %s", worker.name, question, argument, answer)
                 self._farewells.append(asyncio.ensure_future(self._retire(worker)))
             elif isinstance(answer, BaseException) and not isinstance(answer, Gone):
                 raise answer
@@ -335,6 +386,27 @@ class Supervisor:
         if self._turn_of is worker:
             self._turn_of = None
             self._turn.release()
+
+
+async def _run(module: str, descriptors: tuple[int, ...]) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", module, *map(str, descriptors),
+        pass_fds=descriptors,
+        stdin=asyncio.subprocess.DEVNULL,
+        process_group=0,  # a terminal's Ctrl-C is the supervisor's to deal with
+    )  # fmt: skip
+
+
+def listening() -> socket.socket:
+    """Where workers connect to the engine. It outlives engines: who connects while there is none waits for the next.
+
+    Its address is of those that are no files, and the system's choice; the engine looks at who connects.
+    """
+    found = socket.socket(socket.AF_UNIX)
+    found.bind(b"")
+    found.listen(WAITING)
+    found.setblocking(False)
+    return found
 
 
 async def _either(event: asyncio.Event, within_s: float) -> None:

@@ -1,30 +1,25 @@
 """A worker process: takes connections from the supervisor and answers them. `python -m service.workers.worker`."""
 
 import asyncio
-import contextlib
 import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from models.errors import AttentionError
 from service import logs
 from service.app import Service, create_app
 from service.cores import Cores
-from service.errors import Unavailable
 from service.http import Protocol
-from service.peers import Answer
+from service.metrics import Metrics
+from service.remote.engine import Remote
 from service.server import Server, configured, loop_factory, start_rpc
 from service.settings import Settings
-from service.workers.channel import Channel, Failed, Gone
+from service.workers.channel import Channel
 from service.workers.connections import GIVEN_BACK, PLACE
+from service.workers.remote_peers import RemotePeers, speak
 from service.workers.states import State, States
-
-SPEAK_EVERY_S = 0.5
-"""How often the supervisor hears that this process is alive."""
 
 
 class WorkerProtocol(Protocol):
@@ -152,56 +147,12 @@ class Link:
             self.over(place, given_back=False)
 
 
-class RemotePeers:
-    """All workers, by way of the supervisor; see `Peers`."""
-
-    def __init__(self, channel: Channel, cores: Cores) -> None:
-        """Ask through `channel`."""
-        self._channel, self.cores = channel, cores
-
-    def answer(self, question: str, answer: Answer) -> None:
-        """See `Peers.answer`."""
-        self._channel.on(question, answer)
-
-    async def gather(self, question: str, argument: Any = None) -> list[Any]:
-        """See `Peers.gather`."""
-        found: list[Any] = await self._ask("gather", [question, argument], within_s=None)
-        return found
-
-    def turn(self) -> AbstractAsyncContextManager[None]:
-        """See `Peers.turn`."""
-        return self._in_turn()
-
-    @contextlib.asynccontextmanager
-    async def _in_turn(self) -> AsyncIterator[None]:
-        await self._ask("turn", within_s=None)
-        try:
-            yield
-        finally:
-            self._channel.tell("turn_over")
-
-    async def tell(self, question: str, argument: Any = None) -> None:
-        """See `Peers.tell`."""
-        await self._ask("tell", [question, argument], within_s=None)
-
-    async def hit(self, caller: str) -> float:
-        """See `Peers.hit`."""
-        wait: float = await self._ask("hit", caller)
-        return wait
-
-    async def _ask(self, question: str, argument: Any = None, within_s: float | None = 5.0) -> Any:
-        try:
-            return await self._channel.ask(question, argument, within_s)
-        except (Gone, Failed, TimeoutError) as error:
-            raise Unavailable(f"the supervisor of this service did not answer: {error}", retry_after_s=1) from error
-
-
 async def work(control: socket.socket, link: socket.socket, states: States) -> None:
     """Serve until the supervisor says stop, or ends."""
     channel = await Channel.opened(control)
     hello = (await channel.receive())["argument"]
     settings = Settings(**hello["settings"])
-    logs.set_up(settings, hello["number"])
+    logs.set_up(settings, f"worker {hello['number']}")
     cores = Cores(hello["cores"], states.computing[: settings.workers], hello["number"])
     server: Server
 
@@ -209,7 +160,11 @@ async def work(control: socket.socket, link: socket.socket, states: States) -> N
         channel.tell("fatal", str(error))
         server.should_exit = True
 
-    app = create_app(settings, on_fatal, RemotePeers(channel, cores), [tuple(change) for change in hello["changes"]])
+    def remote(metrics: Metrics) -> Remote:
+        return Remote(bytes.fromhex(hello["engine"]), settings, metrics)
+
+    changes = [tuple(change) for change in hello["changes"]]
+    app = create_app(settings, on_fatal, RemotePeers(channel, cores), changes, remote if hello["engine"] else None)
     server = Server(configured(settings, app))
     loop = asyncio.get_running_loop()
     serving = loop.create_task(server.serve(sockets=[]))
@@ -236,7 +191,7 @@ async def work(control: socket.socket, link: socket.socket, states: States) -> N
     rpc = await start_rpc(settings, app, hello["grpc_port"], shared=True)
     talking = loop.create_task(channel.run())
     talking.add_done_callback(lambda _: _orphaned(server, app))
-    speaking = loop.create_task(_speak(channel, app))
+    speaking = loop.create_task(speak(channel, app.runtime))
     await serving
     if rpc is not None:
         await rpc.stop()
@@ -248,17 +203,6 @@ def _orphaned(server: Server, app: Service) -> None:
     """The supervisor has ended: answer what was accepted, and end too."""
     app.runtime.begin_drain()
     server.should_exit = True
-
-
-async def _speak(channel: Channel, app: Service) -> None:
-    """Tell the supervisor how this worker is: when its models have been loaded, and every now and then."""
-    loading = asyncio.ensure_future(app.runtime.loaded())
-    while True:
-        channel.tell("state", {"loaded": loading.done(), "ready": not app.runtime.obstacle()})
-        if loading.done():
-            await asyncio.sleep(SPEAK_EVERY_S)
-        else:
-            await asyncio.wait((loading,), timeout=SPEAK_EVERY_S)
 
 
 def main() -> None:
