@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
+import orjson
 
 from models.encoder_spec import EncoderSpec
 from models.encoder_weights import EncoderWeights
@@ -96,7 +97,8 @@ def request_of(frame: Frame) -> Asked:
 
 @lru_cache(maxsize=256)
 def _options(kind: type[AnswerOptions], text: str, model: str) -> AnswerOptions:
-    return kind.model_validate_json(text).model_copy(update={"model": model or None})
+    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in orjson.loads(text).items()}
+    return kind.model_validate(fields).model_copy(update={"model": model or None})
 
 
 def answer_frame(verdicts: Verdicts, started: float, finished: float) -> tuple[Head, list[Array]]:
