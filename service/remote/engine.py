@@ -5,7 +5,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import count
 from typing import Any
 
@@ -316,7 +316,10 @@ class Remote:
         if self._engine is None:
             self._engine = RemoteEngine(self._settings, catalog, limits, self._queue)
             self._first.set_result(self._engine)
-        self._engine.catalog, self._engine.limits = catalog, limits
+        else:  # in place: there are requests that hold it
+            for part in fields(Catalog):
+                setattr(self._engine.catalog, part.name, getattr(catalog, part.name))
+        self._engine.limits = limits
         self._engine.gone, self._engine.trouble = False, frame.head["obstacle"]
         self._link = link
         self._queue.connected(link)

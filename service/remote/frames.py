@@ -13,6 +13,7 @@ import math
 import mmap
 import os
 import struct
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,10 +45,16 @@ class BadFrame(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A head, and arrays that nobody else holds."""
+    """A head and arrays.
+
+    Attributes:
+        place: where the sender's area may be overwritten up to, once the arrays are not needed any more; None if they
+            do not lie there.
+    """
 
     head: dict[str, Any]
     arrays: list[Array]
+    place: int | None = None
 
 
 class Area:
@@ -117,8 +124,8 @@ def packed(head: Mapping[str, Any], arrays: Sequence[Array] = (), area: Area | N
     return pieces if size >= SCRATCH else [b"".join(pieces)]
 
 
-def unpacked(text: memoryview | bytes, body: Array, area: Area | None = None) -> tuple[Frame, int | None]:
-    """A frame from its head and body, and how much of `area`, the sender's, has been read with it, if any was.
+def unpacked(text: memoryview | bytes, body: Array, area: Area | None = None) -> Frame:
+    """A frame from its head and body; or its arrays lie in `area`, the sender's.
 
     Raises:
         BadFrame: if it is none.
@@ -134,14 +141,14 @@ def unpacked(text: memoryview | bytes, body: Array, area: Area | None = None) ->
     if at is not None:
         if area is None or type(at) is not int:
             raise BadFrame("arrays in an area that there is not")
-        body = area.part(at, size).copy()
+        body = area.part(at, size)
     if len(body) != size:
         raise BadFrame(f"{len(body)} bytes for arrays of {size}")
     arrays, offset = [], 0
     for (dtype, shape), taken in zip(forms, sizes, strict=True):
         arrays.append(body[offset : offset + taken].view(DTYPES[dtype]).reshape(shape))
         offset += _padded(taken)
-    return Frame(head, arrays), None if at is None else at + size
+    return Frame(head, arrays, None if at is None else at + size)
 
 
 def _size(form: Any) -> int:
@@ -161,6 +168,8 @@ class Link(asyncio.BufferedProtocol):
         lost: "Callable[[Link], None]",
         mine: Area | None = None,
         theirs: Area | None = None,
+        *,
+        in_place: bool = False,
     ) -> None:
         """Call `take` with each frame that comes, and `lost` when no more can.
 
@@ -169,8 +178,11 @@ class Link(asyncio.BufferedProtocol):
             lost: called once.
             mine: where to write large arrays.
             theirs: where the other end does.
+            in_place: leave arrays there; then whoever takes a frame must say when it is `done` with it.
         """
         self._take, self._lost, self._mine, self._theirs = take, lost, mine, theirs
+        self._in_place = in_place
+        self._places: OrderedDict[int, bool] = OrderedDict()  # in the order they came; whether they are needed
         self._transport: asyncio.WriteTransport | None = None
         self._scratch = memoryview(bytearray(SCRATCH))
         self._filled = 0
@@ -186,6 +198,14 @@ class Link(asyncio.BufferedProtocol):
             head = {**head, "read": self._read}
             self._said = self._read
         self._transport.writelines(packed(head, arrays, self._mine))
+
+    def done(self, place: int | None) -> None:
+        """The arrays of a frame with that place are not needed any more; with the next frame the other end knows."""
+        if place is None:
+            return
+        self._places[place] = False
+        while self._places and not next(iter(self._places.values())):
+            self._read, _ = self._places.popitem(last=False)
 
     def close(self) -> None:
         """End it."""
@@ -249,9 +269,12 @@ class Link(asyncio.BufferedProtocol):
         self._filled, self._got, self._long, self._head = 0, len(come), whole, head
 
     def _deliver(self, text: memoryview | bytes, body: Array) -> None:
-        frame, read = unpacked(text, body, self._theirs)
-        if read is not None:
-            self._read = read
+        frame = unpacked(text, body, self._theirs)
+        if frame.place is not None:
+            self._places[frame.place] = True
+            if not self._in_place:
+                place, frame = frame.place, Frame(frame.head, [array.copy() for array in frame.arrays])
+                self.done(place)
         if (confirmed := frame.head.pop("read", None)) is not None and self._mine is not None:
             self._mine.read = confirmed
         self._take(self, frame)

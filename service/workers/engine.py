@@ -9,6 +9,7 @@ import socket
 import struct
 import sys
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any
@@ -38,13 +39,26 @@ TELL_EVERY_S = 0.5
 """How often workers hear whether the engine is ready, if that has changed."""
 
 
+@dataclass(slots=True, eq=False)
+class Held:
+    """A request of a worker's.
+
+    Attributes:
+        place: of its tensors in the memory shared with the worker; None once that may be overwritten.
+    """
+
+    ticket: Ticket
+    place: int | None
+
+
 class Desk:
     """Where workers hand in requests and get answers."""
 
     def __init__(self, runtime: Runtime, engine: LocalEngine) -> None:
         """Compute by `engine`, which is that of `runtime`."""
         self._runtime, self._engine = runtime, engine
-        self._links: dict[Link, dict[int, Ticket]] = {}
+        self._links: dict[Link, dict[int, Held]] = {}
+        self._lingering: list[tuple[Link, Held]] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._serials: dict[int, tuple[Loaded, str]] = {}
         self._numbers = count()
@@ -90,7 +104,8 @@ class Desk:
             end.close()
             return
         theirs, mine = areas
-        link = Link(self._take, self._lost, mine, theirs)
+        in_place = self._engine.shadow is None  # which looks at requests when they are long answered
+        link = Link(self._take, self._lost, mine, theirs, in_place=in_place)
         self._links[link] = {}
         self.empty.clear()
         await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=end)
@@ -102,13 +117,16 @@ class Desk:
                 self._told = obstacle
                 for link in self._links:
                     link.send({"did": "state", "obstacle": obstacle})
+            lingering, self._lingering = self._lingering, []
+            for link, held in lingering:
+                self._part(link, held)
             await asyncio.sleep(TELL_EVERY_S)
 
     def _lost(self, link: Link) -> None:
         """A worker has ended: nobody wants what it asked for."""
-        for ticket in self._links.pop(link).values():
-            self._engine.batcher.cancel(ticket, WorkerLost("the process that held the request has ended"))
-            self._engine.batcher.release(ticket)
+        for held in self._links.pop(link).values():
+            self._engine.batcher.cancel(held.ticket, WorkerLost("the process that held the request has ended"))
+            self._engine.batcher.release(held.ticket)
         if not self._links:
             self.empty.set()
 
@@ -119,8 +137,9 @@ class Desk:
         if what == "submit":
             self._submit(link, number, frame)
         elif what == "release":
-            if (ticket := self._links[link].pop(number, None)) is not None:
-                self._engine.batcher.release(ticket)
+            if (held := self._links[link].pop(number, None)) is not None:
+                self._engine.batcher.release(held.ticket)
+                self._part(link, held)
         elif what == "catalog":
             link.send(*self._catalog({"id": number}))
         elif what == "change":
@@ -133,10 +152,11 @@ class Desk:
         try:
             submission = self._submitted(asked)
         except Exception as error:  # noqa: BLE001 - one request must not end the connection of all others
+            link.done(frame.place)
             self._refuse(link, number, error)
             return
         ticket = submission.ticket
-        self._links[link][number] = ticket
+        self._links[link][number] = Held(ticket, frame.place)
         ticket.future.add_done_callback(partial(self._answer, link, number))
 
     def _submitted(self, asked: Asked) -> Submission:
@@ -148,14 +168,25 @@ class Desk:
         return engine.submit(request, asked.bytes_in, asked.deadline)
 
     def _answer(self, link: Link, number: int, future: "asyncio.Future[Verdicts]") -> None:
-        ticket = self._links.get(link, {}).get(number)
-        if ticket is None or future.cancelled():  # released: nobody waits
+        held = self._links.get(link, {}).get(number)
+        if held is None or future.cancelled():  # released: nobody waits
             return
+        self._part(link, held)
         if (error := future.exception()) is not None:
             self._refuse(link, number, error)
             return
-        head, arrays = answer_frame(future.result(), ticket.started, ticket.finished)
+        head, arrays = answer_frame(future.result(), held.ticket.started, held.ticket.finished)
         link.send({"did": "answer", "id": number, **head}, arrays)
+
+    def _part(self, link: Link, held: Held) -> None:
+        """Let the worker overwrite the tensors of a request that has ended, once nothing of it is computed."""
+        if held.place is None:
+            return
+        if held.ticket.running:
+            self._lingering.append((link, held))
+        else:
+            link.done(held.place)
+            held.place = None
 
     def _refuse(self, link: Link, number: int, error: BaseException, did: str = "answer") -> None:
         link.send({"did": did, "id": number, **error_head(_named(error))})

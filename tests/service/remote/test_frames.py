@@ -53,16 +53,16 @@ def same(found, given):
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(heads, st.lists(arrays, max_size=5))
 def test_what_is_packed_is_unpacked_bit_by_bit(head, given):
-    frame, read = unpacked(*whole(packed(head, given)))
+    frame = unpacked(*whole(packed(head, given)))
 
-    assert (frame.head, read) == (head, None)
+    assert (frame.head, frame.place) == (head, None)
     same(frame.arrays, given)
 
 
 def test_arrays_that_lie_across_are_straightened():
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
 
-    frame, _ = unpacked(*whole(packed({}, [x.T, x[:, ::2]])))
+    frame = unpacked(*whole(packed({}, [x.T, x[:, ::2]])))
 
     same(frame.arrays, [np.ascontiguousarray(x.T), np.ascontiguousarray(x[:, ::2])])
 
@@ -80,17 +80,16 @@ def area():
         one.close()
 
 
-def test_large_arrays_go_through_the_area_and_may_be_overwritten_once_read(area):
+def test_large_arrays_go_through_the_area(area):
     mine = area()
     theirs = Area(descriptor=mine.descriptor)
     x = np.arange(SHARED_FROM, dtype=np.float32)
 
     text, body = whole(packed({"id": 1}, [x], mine))
-    frame, read = unpacked(text, body, theirs)
-    theirs.bytes[:] = 0
+    frame = unpacked(text, body, theirs)
 
     assert body.size == 0
-    assert read == mine.written == x.nbytes
+    assert frame.place == mine.written == x.nbytes
     same(frame.arrays, [x])
 
 
@@ -110,9 +109,9 @@ def test_what_has_no_room_in_the_area_goes_through_the_socket(area):
     mine = area(SHARED_FROM)
     x = np.arange(SHARED_FROM, dtype=np.float32)
 
-    frame, read = unpacked(*whole(packed({}, [x], mine)))
+    frame = unpacked(*whole(packed({}, [x], mine)))
 
-    assert read is None
+    assert frame.place is None
     same(frame.arrays, [x])
 
 
@@ -151,7 +150,7 @@ def test_places_outside_of_the_area_are_told(area, at):
 # ---- links
 
 
-def linked(talk, areas=(None, None)):
+def linked(talk, areas=(None, None), *, in_place=False):
     """Run `talk(one, other)` with two ends, each with a queue `frames` of what comes and an event `lost`."""
 
     async def run():
@@ -164,6 +163,7 @@ def linked(talk, areas=(None, None)):
                 lambda _, lost=lost: lost.set(),
                 None if own is None else Area(os.dup(own.descriptor)),
                 None if others is None else Area(os.dup(others.descriptor)),
+                in_place=in_place,
             )
             link.frames, link.gone = frames, lost
             end.setblocking(False)
@@ -235,3 +235,32 @@ def test_who_speaks_to_nobody_is_not_disturbed():
         one.send({"id": 1}, [np.zeros(3, np.float32)])
 
     linked(talk)
+
+
+def test_what_is_left_in_place_is_not_overwritten_before_it_is_done(area):
+    """In whatever order frames are done with; meanwhile others go through the socket."""
+    size = SHARED_FROM // 4 + 1
+    shared = area(1 << 18), area(1 << 18)  # room for three
+
+    async def exchanged(one, other, number):
+        one.send({"id": number}, [np.full(size, number, np.float32)])
+        return await other.frames.get()
+
+    async def talk(one, other):
+        first, second, third = [await exchanged(one, other, number) for number in range(3)]
+        in_socket = await exchanged(one, other, 3)
+        other.done(second.place)
+        other.send({"id": 0})
+        await one.frames.get()
+        still_in_socket = await exchanged(one, other, 4)
+        for frame, number in ((first, 0), (third, 2), (in_socket, 3), (still_in_socket, 4)):
+            same(frame.arrays, [np.full(size, number, np.float32)])
+        other.done(first.place)
+        other.done(None)
+        other.send({"id": 0})
+        await one.frames.get()
+        shared_again = [await exchanged(one, other, number) for number in (5, 6)]
+        same(third.arrays, [np.full(size, 2, np.float32)])
+        return [frame.place is not None for frame in (first, second, third, in_socket, still_in_socket, *shared_again)]
+
+    assert linked(talk, shared, in_place=True) == [True, True, True, False, False, True, True]

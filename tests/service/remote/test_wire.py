@@ -31,7 +31,7 @@ LIMITS = Limits(requests=1, sequences=2, tokens=3, bytes=4, batch_sequences=5)
 
 def carried(head, arrays) -> Frame:
     """A frame as the other process gets it."""
-    return unpacked(*whole(packed(head, arrays)))[0]
+    return unpacked(*whole(packed(head, arrays)))
 
 
 def numbers(*shape):

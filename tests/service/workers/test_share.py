@@ -5,7 +5,7 @@ import pytest
 from service.errors import ConfigurationError
 from service.settings import Settings
 from service.workers import share as module
-from service.workers.share import share, worker_count
+from service.workers.share import engine_apart, share, worker_count
 
 
 @pytest.fixture
@@ -71,3 +71,25 @@ def test_limits_of_what_is_in_flight_are_divided_and_never_fall_to_nothing(machi
     assert limits == (2, 5, 1, 5)
     assert part.max_body_mib == settings.max_body_mib
     assert part.workers == 2
+
+
+def test_several_workers_share_one_engine_on_a_gpu_only(machine):
+    """On a CPU it would be one event loop for all that computes."""
+    machine(8, driver=True)
+
+    assert engine_apart(Settings(), 2)
+    assert engine_apart(Settings(device="cuda:1"), 2)
+    assert not engine_apart(Settings(device="cuda"), 1)
+    assert not engine_apart(Settings(device="cpu"), 2)
+    machine(8)
+    assert not engine_apart(Settings(), 2)
+
+
+def test_where_the_engine_is_may_be_said(machine):
+    machine(8, driver=True)
+
+    assert not engine_apart(Settings(engine="worker"), 2)
+    assert engine_apart(Settings(engine="process", device="cpu"), 1)
+    machine(8, platform="darwin")
+    with pytest.raises(ConfigurationError, match="ATTENTION_ENGINE=process"):
+        engine_apart(Settings(engine="process"), 1)
