@@ -197,6 +197,7 @@ class Desk:
                 raise Draining("the service is shutting down")
             change = await self._runtime.changed(verb, self._engine.catalog, wanted)
         except Exception as error:  # noqa: BLE001 - whoever asked is told
+            link.send(*self._catalog({}))  # what could not be loaded is listed as broken
             self._refuse(link, number, error, "failed")
             return
         loaded = [model.entry.spec.id for model in change.loaded]

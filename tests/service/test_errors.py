@@ -102,7 +102,7 @@ CONTRACT = {
     },
     429: {"RateLimited"},
     499: {"ClientGone"},
-    503: {"Later", "Unavailable", "QueueFull", "Draining", "NotReady", "NotInstalled"},
+    503: {"Later", "Unavailable", "QueueFull", "Draining", "NotReady", "WorkerLost", "EngineLost", "NotInstalled"},
     504: {"DeadlineExceeded"},
 }  # fmt: skip
 

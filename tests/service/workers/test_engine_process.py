@@ -427,7 +427,7 @@ def test_engine_and_workers_end_when_their_supervisor_is_killed(artifacts: Path)
 
 
 def put(folder: Path, name: str) -> None:
-    (folder / name).mkdir()
+    (folder / name).mkdir(exist_ok=True)
     spec = {"name": name, "version": "1", "embed_dim": 5, "num_heads": 1, "head_dim": 2, "seed": 1, "source": "a test"}
     (folder / name / "spec.json").write_text(json.dumps(spec))
 
@@ -449,6 +449,14 @@ def test_what_is_loaded_and_unloaded_is_so_in_every_worker_and_in_engines_to_com
         assert [model["name"] for model in loaded.json()["loaded"]] == ["new"]
         assert statuses(server, "new") == {200}
         assert total(metrics_of(server), "attention_parity_difference", model="there") == 0
+        (tmp_path / "new" / "spec.json").write_text("{}")
+        assert call(server.url, "POST", "/v1/models/new/load", headers=ADMIN).status == 422
+        for _ in range(4):
+            (broken,) = call(server.url, "GET", "/v1/models").json()["broken"]
+            assert broken["origin"] == "new"
+        assert statuses(server, "new") == {200}, "what was served still is"
+        put(tmp_path, "new")
+        assert call(server.url, "POST", "/v1/models/new/load", headers=ADMIN).status == 200
         assert call(server.url, "POST", "/v1/models/nobody/load", headers=ADMIN).status == 404
         assert call(server.url, "POST", "/v1/models/single-head-64/unload", headers=ADMIN).status == 409
 
