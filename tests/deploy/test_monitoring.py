@@ -123,7 +123,8 @@ def test_no_rule_is_without_a_test():
 def test_the_alerts_are_those_an_operator_was_promised():
     """deploy/README.md lists them."""
     assert ALERTS.keys() == {
-        "NotReady", "HighErrorRatio", "QueueSaturated", "ParityDrift", "BackendsDrift", "WorkersEnd", "LatencyHigh",
+        "NotReady", "HighErrorRatio", "QueueSaturated", "ParityDrift", "BackendsDrift", "WorkersEnd", "EngineEnds",
+        "LatencyHigh",
     }  # fmt: skip
     for name in ALERTS:
         assert f"`{name}`" in (DEPLOY / "README.md").read_text()
