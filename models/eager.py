@@ -255,11 +255,14 @@ def fused_outputs(
     """Outputs alone, (b, n, h * value_dim), without ever holding an (n, n) matrix of scores.
 
     Takes what `attend` takes; `is_causal` excludes a mask and a bias. A row that sees nothing is unspecified: the
-    caller makes it zero.
+    caller makes it zero. Where scores might overflow all outputs of the sequence are NaN: the kernel takes a row of
+    nothing but -inf for one that sees nothing, and gives zeros.
     """
     extra = attn_bias
     if attn_mask is not None:
         keep = attn_mask.unsqueeze(-3)
         extra = keep if attn_bias is None else torch.where(keep, attn_bias, -torch.inf)
     mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=extra, is_causal=is_causal, scale=scale)
-    return merge_heads(mixed)
+    largest = [tensor.abs().amax(dim=(-3, -2, -1), keepdim=True) for tensor in (query, key)]  # (b, 1, 1, 1) each
+    bound = largest[0] * scale * query.shape[-1] * largest[1]  # no score is larger
+    return merge_heads(torch.where(bound <= torch.finfo(bound.dtype).max, mixed, torch.nan))

@@ -125,9 +125,9 @@ def until(condition: Callable[[], bool], seconds: float = 30) -> None:
         time.sleep(0.005)
 
 
-def request(model: str = "lesson", **fields: Any) -> Any:
+def request(model: str = "lesson", tokens: int = 3, **fields: Any) -> Any:
     """A request as the client's library has it, with one raw input."""
-    x = draw(model, 3)
+    x = draw(model, tokens)
     found = theirs.ModelInferRequest(model_name=model, raw_input_contents=[x.tobytes()])
     found.inputs.add(name="inputs", datatype="FP32", shape=x.shape)
     for name, value in fields.items():
@@ -504,7 +504,7 @@ def test_what_is_not_served_is_unimplemented(client: Any):
 
 def test_deadlines_are_grpcs_and_the_requests(own: Server, client: Any):
     """Both drop what is queued; gRPC's is the client's own, and it says so itself."""
-    x = draw("lesson", 4)
+    x = draw("lesson", 41)  # of no kind that is known to be small, which would wait for no slot
     before = samples(own)
     with busy(own):
         with pytest.raises(InferenceServerException) as caught:
@@ -522,7 +522,8 @@ def test_deadlines_are_grpcs_and_the_requests(own: Server, client: Any):
 def test_what_a_client_cancels_is_not_computed(own: Server, channel: grpc.Channel):
     before = samples(own)
     with busy(own):
-        future = channel.unary_unary(INFER).future(request().SerializeToString())
+        unknown = request(tokens=43)  # a kind that is known to be small would wait for no slot
+        future = channel.unary_unary(INFER).future(unknown.SerializeToString())
         until(lambda: samples(own)["attention_queue_requests",] == 1)
         future.cancel()
         until(lambda: samples(own)["attention_queue_requests",] == 0)

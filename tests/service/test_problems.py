@@ -51,6 +51,8 @@ STATUSES: list[tuple[type[AttentionError], int, str, str]] = [
     (errors.Draining, 503, "draining", "rejected"),
     (errors.NotInstalled, 503, "not-installed", "rejected"),
     (errors.NotReady, 503, "not-ready", "rejected"),
+    (errors.WorkerLost, 503, "worker-lost", "rejected"),
+    (errors.EngineLost, 503, "engine-lost", "rejected"),
     (errors.DeadlineExceeded, 504, "deadline-exceeded", "expired"),
 ]
 

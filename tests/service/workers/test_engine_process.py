@@ -393,9 +393,10 @@ def test_what_a_killed_worker_asked_for_is_dropped(artifacts: Path):
         blocked = [threads.submit(post, server, BLOCKER) for _ in range(4)]
         until(lambda: queued(server) == 4)
         workers_of(server)[0].kill()
-        until(lambda: queued(server) <= 2)
+        until(lambda: queued(server) < 4)
 
-        assert sorted(future.result().status for future in blocked) == [200, 200, 503, 503]
+        statuses = [future.result().status for future in blocked]
+        assert set(statuses) == {200, 503}, statuses
         until(lambda: whole(server), 60)
         assert total(metrics_of(server), "attention_inflight_bytes") == 0
         assert total(metrics_of(server), "attention_cancelled_total") == 0

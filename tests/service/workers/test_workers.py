@@ -18,7 +18,22 @@ import numpy as np
 import psutil
 import pytest
 from conftest import ROOT, Server, start_server
-from wire import JSON, NPY, attend, call, connect, http_request, metrics_of, npy, raw, read_reply, send, total, until
+from wire import (
+    JSON,
+    NPY,
+    Reply,
+    attend,
+    call,
+    connect,
+    http_request,
+    metrics_of,
+    npy,
+    raw,
+    read_reply,
+    send,
+    total,
+    until,
+)
 
 pytestmark = pytest.mark.server
 
@@ -48,6 +63,20 @@ def service(artifacts: Path, **environment: str) -> Iterator[Server]:
         running.process.stdout.close()
 
 
+def one_to_each(server: Server) -> list[http.client.HTTPConnection]:
+    """A connection to each of two workers that have equally many."""
+    found = [connect(server.url, timeout=60) for _ in range(2)]
+    for connection in found:
+        connection.connect()
+    time.sleep(0.2)  # so that they are handed out before anything else connects
+    return found
+
+
+def block(connection: http.client.HTTPConnection) -> Reply:
+    with closing(connection):
+        return send(connection, "POST", BLOCKING, BLOCKER, {"Content-Type": NPY})
+
+
 def whole(server: Server) -> bool:
     metrics = metrics_of(server)
     return total(metrics, "attention_workers") == total(metrics, "attention_workers_ready") == 2
@@ -60,7 +89,7 @@ def test_a_worker_that_is_killed_costs_what_it_was_computing_and_nothing_else(ar
         idle = [connect(server.url) for _ in range(6)]
         for connection in idle:
             assert send(connection, "POST", "/v1/attention", BODY, {"Content-Type": JSON}).body == alone
-        held = [threads.submit(call, server.url, "POST", BLOCKING, BLOCKER, {"Content-Type": NPY}) for _ in range(2)]
+        held = [threads.submit(block, connection) for connection in one_to_each(server)]
         until(lambda: total(metrics_of(server), "attention_busy_slots") == 2)
         before = metrics_of(server)
 
@@ -132,7 +161,7 @@ def test_a_worker_that_is_told_to_end_leaves_in_good_order(artifacts: Path):
         idle = [connect(server.url) for _ in range(4)]
         for connection in idle:
             assert send(connection, "POST", "/v1/attention", BODY, {"Content-Type": JSON}).status == 200
-        held = [threads.submit(call, server.url, "POST", BLOCKING, BLOCKER, {"Content-Type": NPY}) for _ in range(2)]
+        held = [threads.submit(block, connection) for connection in one_to_each(server)]
         until(lambda: total(metrics_of(server), "attention_busy_slots") == 2)
 
         leaver = workers_of(server)[0]
@@ -287,7 +316,7 @@ def test_grpc_is_served_by_all_workers_on_one_port(artifacts: Path):
             with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
                 tensor = tritonclient.grpc.InferInput("inputs", [2, 5], "FP32")
                 tensor.set_data_from_numpy(np.eye(2, 5, dtype=np.float32))
-                assert client.infer("lesson", [tensor]).as_numpy("outputs").shape == (2, 2)
+                assert client.infer("lesson", [tensor]).as_numpy("outputs").shape == (2, 3)
         labels = {"route": "/inference.GRPCInferenceService/ModelInfer", "status": "OK"}
 
         assert total(metrics_of(server), "attention_requests_total", **labels) == 6

@@ -1,6 +1,6 @@
 """Which way tensors pass from one process to another faster: through a socket, or through memory that both share.
 
-    python -m loadtest.transport
+    python -m loadtest.bench.transport
 
 Two processes on one machine, the caller and the answerer, as an HTTP worker and the engine are. The caller has an
 array; the answerer reads every number of it once and gives back one of the same size, which the caller reads once too:
@@ -158,7 +158,7 @@ def main() -> None:
         os.ftruncate(area, AREA)
     ours, others = socket.socketpair()
     descriptors = [others.fileno(), areas[1], areas[0]]
-    command = [sys.executable, "-m", "loadtest.transport", "--answer", *map(str, descriptors)]
+    command = [sys.executable, "-m", "loadtest.bench.transport", "--answer", *map(str, descriptors)]
     with subprocess.Popen(command, pass_fds=descriptors):
         others.close()
         mine, theirs = (mmap.mmap(area, AREA) for area in areas)

@@ -4,9 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from loadtest.transport import SIZES, WAYS, table
+from loadtest.bench.transport import SIZES, WAYS, table
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_a_row_says_how_many_times_as_fast_as_the_socket():
@@ -15,7 +15,7 @@ def test_a_row_says_how_many_times_as_fast_as_the_socket():
 
 def test_every_size_passes_every_way():
     """Once at least, however short the time; an array that arrived otherwise than it was sent ends the run."""
-    command = [sys.executable, "-m", "loadtest.transport", "--seconds", "0.01"]
+    command = [sys.executable, "-m", "loadtest.bench.transport", "--seconds", "0.01"]
 
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
 
