@@ -48,7 +48,11 @@ SHADOW_PART = 8
 
 
 class Runtime:
-    """What routes share. Made once per application."""
+    """What routes share. Made once per application.
+
+    Attributes:
+        complete: whether all workers have been started; a service is not ready before that.
+    """
 
     def __init__(
         self,
@@ -79,8 +83,9 @@ class Runtime:
         self._loading: asyncio.Task[None] | None = None
         self._fatal: AttentionError | None = None
         self._closing = False
-        for gauge in (self.metrics.ready, self.metrics.workers_ready):
-            self.metrics.watch(gauge, lambda: float(not self.obstacle()))
+        self.complete = True
+        self.metrics.watch(self.metrics.ready, lambda: float(not self.obstacle()))
+        self.metrics.watch(self.metrics.workers_ready, lambda: float(not self.own_obstacle()))
         self.metrics.workers.set(max(1, settings.workers))
         self.peers.answer("metrics", self._snapshot)
         self.peers.answer("statistics", self._statistics)
@@ -174,6 +179,10 @@ class Runtime:
 
     def obstacle(self) -> str:
         """Why the service is not ready; empty if it is."""
+        return self.own_obstacle() or ("" if self.complete else "other workers are still being started")
+
+    def own_obstacle(self) -> str:
+        """The same of this worker alone."""
         if self._closing:
             return "the service is shutting down"
         if self._fatal is not None:

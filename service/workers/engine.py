@@ -113,7 +113,7 @@ class Desk:
 
     async def _tell(self) -> None:
         while True:
-            if (obstacle := self._runtime.obstacle()) != self._told:
+            if (obstacle := self._runtime.own_obstacle()) != self._told:
                 self._told = obstacle
                 for link in self._links:
                     link.send({"did": "state", "obstacle": obstacle})
@@ -212,7 +212,7 @@ class Desk:
         }
         serials = {key: serial for key, (_, serial) in self._serials.items()}
         head, arrays = catalog_frame(engine.catalog, engine.limits, serials)
-        return {"did": "catalog", "obstacle": self._runtime.obstacle(), **head, **said}, arrays
+        return {"did": "catalog", "obstacle": self._runtime.own_obstacle(), **head, **said}, arrays
 
 
 def _named(error: BaseException) -> AttentionError:
@@ -259,6 +259,9 @@ async def compute(control: socket.socket, listener: socket.socket) -> None:
     for gauge in (runtime.metrics.ready, runtime.metrics.workers_ready):
         runtime.metrics.watch(gauge, lambda: 0.0)
 
+    async def complete(_: None) -> None:
+        """What workers tell their callers is theirs to know."""
+
     async def drain(_: None) -> None:
         runtime.begin_drain()
 
@@ -268,7 +271,7 @@ async def compute(control: socket.socket, listener: socket.socket) -> None:
     async def at_once(_: None) -> None:
         os._exit(0)
 
-    for handler in (drain, stop, at_once):
+    for handler in (complete, drain, stop, at_once):
         channel.on(handler.__name__, handler)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -64,7 +64,7 @@ async def speak(channel: Channel, runtime: Runtime) -> None:
     """Tell the supervisor how this process is: when its models have been loaded, and every now and then."""
     loading = asyncio.ensure_future(runtime.loaded())
     while True:
-        channel.tell("state", {"loaded": loading.done(), "ready": not runtime.obstacle()})
+        channel.tell("state", {"loaded": loading.done(), "ready": not runtime.own_obstacle()})
         if loading.done():
             await asyncio.sleep(SPEAK_EVERY_S)
         else:

@@ -236,6 +236,7 @@ class Supervisor:
                 "settings": mine.model_dump(mode="json"),
                 "cores": self._settings.compute_threads or available_cores(),
                 "changes": self._journal.changes,
+                "complete": self._on_ready is None,
                 "grpc_port": self._rpc.getsockname()[1] if self._rpc else None,
                 "engine": self._apart.getsockname().hex() if self._apart else "",
             },
@@ -319,6 +320,8 @@ class Supervisor:
             self._first_loaded.set()
         ready_ones = sum(other.ready for other in self._workers.values() if other.seat is not None)
         if self._on_ready is not None and ready_ones == self._count:
+            for other in self._workers.values():
+                other.channel.tell("complete")
             self._on_ready()
             self._on_ready = None
 

@@ -172,6 +172,11 @@ async def work(control: socket.socket, link: socket.socket, states: States) -> N
         await asyncio.sleep(0.01)
     connections = Link(link, server, states)
 
+    app.runtime.complete = hello["complete"]
+
+    async def complete(_: None) -> None:
+        app.runtime.complete = True
+
     async def drain(_: None) -> None:
         app.runtime.begin_drain()
 
@@ -184,7 +189,7 @@ async def work(control: socket.socket, link: socket.socket, states: States) -> N
     async def at_once(_: None) -> None:
         server.force_exit = server.should_exit = True
 
-    for handler in (drain, give_back, stop, at_once):
+    for handler in (complete, drain, give_back, stop, at_once):
         channel.on(handler.__name__, handler)
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, channel.tell, "leave")

@@ -5,6 +5,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -189,6 +190,32 @@ def test_metrics_are_those_of_all_workers(server: Server):
     assert total(after, "attention_ready") == 1
     received, ended = total(after, "attention_requests_received_total"), total(after, "attention_requests_total")
     assert received == ended + total(after, "attention_requests_in_progress")
+
+
+def test_a_service_is_ready_once_all_its_workers_are(artifacts: Path):
+    """A worker that starts takes a core; whoever sends it work by then would find half a service."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
+    environment |= {"ATTENTION_ARTIFACTS": str(artifacts), "ATTENTION_WORKERS": "2", "ATTENTION_DEVICE": "cpu"}
+    command = [sys.executable, "-m", "service", "serve", "--port", str(port)]
+    url = f"http://127.0.0.1:{port}"
+
+    def status() -> int:
+        try:
+            return call(url, "GET", "/healthz/ready").status
+        except OSError:
+            return 0
+
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL) as process:
+        try:
+            until(lambda: status() == 200, 100)
+            text = call(url, "GET", "/metrics").body.decode()
+        finally:
+            process.terminate()
+
+    assert "attention_workers_ready 2.0" in text.splitlines()
 
 
 def put(folder: Path, name: str) -> None:
