@@ -2,6 +2,7 @@
 VENV ?= .venv
 export VENV
 BIN := $(VENV)/bin
+JOBS ?= 2
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev serve demo test parity lint format bench bench-large bench-overhead bench-peers bench-sharing loadtest proto clean
 
@@ -20,9 +21,9 @@ serve: setup ## Serve on http://127.0.0.1:8000 (PORT=… for another); Ctrl-C dr
 demo: setup ## Post a real request and show the weights; starts a service if none runs
 	@$(BIN)/attention demo $(if $(PORT),--url http://127.0.0.1:$(PORT))
 
-test: setup-dev ## Every test
+test: setup-dev ## Every test, by two processes; JOBS=1 for one, ARGS=… for pytest
 	@scripts/test-tools
-	@PATH="$(abspath $(VENV))/tools/usr/bin:$$PATH" $(BIN)/python -m pytest $(ARGS)
+	@PATH="$(abspath $(VENV))/tools/usr/bin:$$PATH" $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 parity: setup-dev ## Measure how far our numbers are from other libraries', and print the tables
 	@rm -f test-artifacts/parity.md
