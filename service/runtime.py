@@ -206,7 +206,7 @@ class Runtime:
             if self._on_fatal is not None:
                 self._on_fatal(self._fatal)
             return
-        if obstacle := self.obstacle():
+        if obstacle := self.own_obstacle():
             log.error("not ready: %s", obstacle)
         else:
             log.info("ready: %s on %s", ", ".join(sorted(engine.catalog.models)), engine.catalog.device)
