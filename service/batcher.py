@@ -390,7 +390,7 @@ class Batcher:
         backend = job.backend
         self._metrics.batch_sequences_of(backend).observe(len(run.units))
         self._metrics.batch_tokens_of(backend).observe(tokens)
-        self._metrics.padded_tokens.labels(backend).inc(sum(unit.bucket for unit in run.units) - tokens)
+        self._metrics.padded_tokens_of(backend).inc(sum(unit.bucket for unit in run.units) - tokens)
         if run.failures:
             self._metrics.batch_failures.labels(backend).inc(run.failures)
         if job.statistics is not None:

@@ -3,7 +3,6 @@
 import asyncio
 import math
 import urllib.parse
-import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from service.errors import Unparsable
-from service.problems import MEDIA_TYPE, problem
+from service.problems import whole_answer
 
 HEADER_TIMEOUT_S = 20.0
 """Longest time a client may take to send the headers of a request it has begun, or its first one."""
@@ -81,10 +80,8 @@ class Protocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Answer what is not HTTP, unless an answer has begun already, and close."""
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
-            error = Unparsable("what came is not a request of HTTP/1.1")
-            _, body, _ = problem(error, uuid.uuid4().hex)
-            head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: %s\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-            self.transport.write(head % (MEDIA_TYPE.encode(), len(body)) + body)
+            _, answer = whole_answer(Unparsable("what came is not a request of HTTP/1.1"))
+            self.transport.write(answer)
         self.transport.close()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
@@ -197,15 +194,15 @@ class Cycle(RequestResponseCycle):
 
     def _headers(self, status: int, headers: Any) -> bytes:
         """The head of an answer."""
-        lines = [STATUS_LINE[status]]
+        lines, closes = [STATUS_LINE[status]], False
         for name, value in (*self.default_headers, *headers):
             lines += (name, b": ", value, b"\r\n")
             if name == b"content-length":
                 self.expected_content_length = int(value)
                 self.chunked_encoding = False
             elif name == b"connection" and value == b"close":
-                self.keep_alive = False
-        if not self.keep_alive and b"close" not in lines:
+                self.keep_alive, closes = False, True
+        if not self.keep_alive and not closes:
             lines.append(b"connection: close\r\n")
         if self.chunked_encoding is None and self.scope["method"] != "HEAD" and status not in (204, 304):
             self.chunked_encoding = True

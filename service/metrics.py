@@ -181,6 +181,7 @@ class Metrics:
         self.stage_of = {stage: self.stage.labels(stage) for stage in STAGES}
         self.batch_sequences_of = cache(self.batch_sequences.labels)
         self.batch_tokens_of = cache(self.batch_tokens.labels)
+        self.padded_tokens_of = cache(self.padded_tokens.labels)
         # A series that first appears with its first event hides that event from Prometheus' rate().
         for reason in REJECTIONS:
             self.rejected.labels(reason)

@@ -6,7 +6,9 @@ gRPC has codes of its own.
 
 import inspect
 import math
+import uuid
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 import orjson
@@ -168,6 +170,24 @@ def problem(
     if isinstance(error, errors.Unauthorized):
         headers.append((b"www-authenticate", b"Bearer"))
     return status, orjson.dumps(body), headers
+
+
+def whole_answer(error: AttentionError, dialect: Dialect = RFC9457) -> tuple[str, bytes]:
+    """A request id, made, and a whole answer of HTTP/1.1 under it, after which the connection closes.
+
+    For requests that no route sees: what is no HTTP, and what was lost with its process.
+    """
+    request_id = uuid.uuid4().hex
+    status, body, extra = problem(error, request_id, dialect)
+    headers = [
+        (b"content-type", dialect.media_type.encode()),
+        (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),
+        (b"x-request-id", request_id.encode()),
+        *extra,
+    ]
+    first = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}".encode()
+    return request_id, b"\r\n".join((first, *(name + b": " + value for name, value in headers))) + b"\r\n\r\n" + body
 
 
 NEVER_ANSWERED = frozenset({

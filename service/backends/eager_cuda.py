@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -182,7 +183,7 @@ class Lanes:
         self._broken.append(graph)
 
 
-class _CudaRunner:
+class _CudaRunner(ABC):
     """What layers and encoders share: a batch staged, launched, fetched."""
 
     def __init__(self, backend: CudaEagerBackend) -> None:
@@ -193,9 +194,9 @@ class _CudaRunner:
         """See `Runner.bucket`."""
         return n
 
+    @abstractmethod
     def found(self, given: Mapping[str, Tensor], form: Form) -> dict[str, Tensor]:
         """See `Recordable.found`."""
-        raise NotImplementedError
 
     def run(self, batch: Batch) -> list[Tensors]:
         """See `Runner.run`."""

@@ -5,11 +5,10 @@ import contextlib
 import logging
 import socket
 import struct
-import uuid
 from collections import deque
 
 from service.errors import WorkerLost
-from service.problems import MEDIA_TYPE, Dialect, problem
+from service.problems import MEDIA_TYPE, Dialect, whole_answer
 from service.workers.states import PLACES, State, States
 
 log = logging.getLogger(__name__)
@@ -214,16 +213,7 @@ def apology() -> bytes:
 
     Whether its client reads `detail` or, under `/v2`, `error`, is not known here, so it has both.
     """
-    request_id = uuid.uuid4().hex
     error = WorkerLost("the process that held the request has ended, and another takes its place", retry_after_s=1)
+    request_id, answer = whole_answer(error, Dialect(MEDIA_TYPE, text="error"))
     log.error("request %s was lost with its worker", request_id)
-    status, body, extra = problem(error, request_id, Dialect(MEDIA_TYPE, text="error"))
-    headers = [
-        (b"content-type", MEDIA_TYPE.encode()),
-        (b"content-length", str(len(body)).encode()),
-        (b"connection", b"close"),
-        (b"x-request-id", request_id.encode()),
-        *extra,
-    ]
-    lines = [b"HTTP/1.1 %d Service Unavailable" % status, *(name + b": " + value for name, value in headers)]
-    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+    return answer

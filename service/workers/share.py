@@ -8,7 +8,7 @@ from service.errors import ConfigurationError
 from service.settings import Settings
 
 MOST_BY_DEFAULT = 8
-"""Workers started on a CPU unless more are asked for: each holds some 200 MiB of libraries."""
+"""Workers started on a CPU unless more are asked for: each holds the libraries, and the models, by itself."""
 
 
 def worker_count(settings: Settings) -> int:

@@ -115,7 +115,7 @@ class Supervisor:
         self._departed: list[Family] = []
         self._restarts = self._engine_restarts = 0
         self._apart: socket.socket | None = None
-        self._farewells: list[asyncio.Future[None]] = []
+        self._retirements: set[asyncio.Task[None]] = set()
         self._first_loaded = asyncio.Event()
         self._stopping = asyncio.Event()
         self._at_once = asyncio.Event()
@@ -381,7 +381,9 @@ class Supervisor:
         for worker, answer in zip(others, said, strict=True):
             if isinstance(answer, Failed):
                 log.error("%s could not follow: %s %s: %s", worker.name, question, argument, answer)
-                self._farewells.append(asyncio.ensure_future(self._retire(worker)))
+                task = asyncio.get_running_loop().create_task(self._retire(worker))
+                self._retirements.add(task)
+                task.add_done_callback(self._retirements.discard)
             elif isinstance(answer, BaseException) and not isinstance(answer, Gone):
                 raise answer
 

@@ -161,6 +161,7 @@ def test_what_is_not_http_is_answered_with_a_problem(garbage):
     assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
     assert b"content-type: application/problem+json" in head
     assert json.loads(body)["type"] == "/problems/unparsable"
+    assert f"x-request-id: {json.loads(body)['instance']}".encode() in head
 
 
 def test_a_client_that_does_not_finish_its_headers_is_not_waited_for(monkeypatch):
