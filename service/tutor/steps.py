@@ -3,7 +3,7 @@
 Ids of steps are public and fixed for good.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -184,10 +184,11 @@ def work(
         only: work nothing that these steps do not need; None: everything.
 
     Returns:
-        An array per step, in order. The list ends early where what was done instead leaves nothing to go on with.
+        An array per step, in order. Left out is what cannot be made, because what was done instead does not fit, and
+        all that would have to be made from it.
     """
     known, replaced = known or {}, replaced or {}
-    needed = None if only is None else _needed(only, known)
+    needed = None if only is None else _needed(steps_of(problem), only, known, replaced)
     values: dict[str, F64] = {}
     for step in steps_of(problem):
         if needed is not None and step not in needed:
@@ -202,20 +203,22 @@ def work(
         except (Stuck, ValueError, KeyError, IndexError):
             if not replaced and not known:
                 raise
-            break
+            continue
         values[step] = made if decimals is None else np.round(made, decimals)
     return values
 
 
-def _needed(wanted: Collection[str], known: Values) -> set[str]:
-    """These steps and all they need that is not known."""
+def _needed(steps: Sequence[str], wanted: Collection[str], known: Values, replaced: Mapping[str, Compute]) -> set[str]:
+    """These steps and all they need that is not known; one that is done otherwise may need any before it."""
     found: set[str] = set()
     ahead = list(wanted)
     while ahead:
         step = ahead.pop()
         if step not in found:
             found.add(step)
-            if step not in known:
+            if step in replaced and step in steps and step not in known:
+                ahead.extend(steps[: steps.index(step)])
+            elif step not in known:
                 ahead.extend(STEPS[step].needs)
     return found
 

@@ -70,7 +70,7 @@ def test_what_is_known_is_gone_on_from():
     assert work(case, known={"weights": np.ones((1, 4, 4))})["outputs"][0, 0] == work(case)["value"].sum(axis=0)[0]
 
 
-def test_a_step_done_otherwise_ends_the_list_where_nothing_fits_any_more():
+def test_what_does_not_fit_is_left_out_and_so_is_all_that_follows_from_it():
     def stuck(*_):
         raise Stuck
 
@@ -78,6 +78,26 @@ def test_a_step_done_otherwise_ends_the_list_where_nothing_fits_any_more():
     wrong_shape = work(problem(), replaced={"raw_scores": lambda _, values: values["query"].T @ values["key"]})
     assert wrong_shape["raw_scores"].shape == (3, 3)
     assert "outputs" not in wrong_shape
+
+
+def test_a_step_done_otherwise_may_use_whatever_comes_before_it():
+    """Somebody who mixes the queries needs them, which whoever mixes the values does not."""
+    case = problem(k=2, v=2)
+    way = {"outputs": lambda _, values: values["weights"][0] @ values["query"]}
+
+    worked = work(case, known={"weights": np.ones((1, 4, 4))}, replaced=way, only=("outputs",))
+
+    np.testing.assert_allclose(worked["outputs"][0], work(case)["query"].sum(axis=0))
+
+
+def test_what_fits_nowhere_does_not_keep_later_steps_from_being_worked():
+    case = problem()
+    known = {"raw_scores": np.ones((1, 3, 2)), "weights": np.ones((1, 4, 4))}
+
+    worked = work(case, known=known)
+
+    assert "softmax_exp" in worked
+    assert worked["outputs"].shape == (4, 2)
 
 
 def test_arrays_are_rounded_where_asked():
