@@ -12,7 +12,7 @@ AttentionError
 ├── NotAcceptable           an answer in a media type nobody here writes
 ├── MethodNotAllowed        the path exists, but not for that method
 ├── TooLarge                more than a limit allows, in bytes, tokens or sequences
-├── NotFound                no such model, version or page
+├── NotFound                no such model, version, misconception or page
 ├── Conflict                what is asked for would break something else
 ├── UnservableModel         a model that was to be loaded cannot be
 ├── Unauthorized            a key is needed and none came
@@ -98,7 +98,7 @@ class TooLarge(AttentionError):
 
 
 class NotFound(AttentionError):
-    """There is no such model, version or page."""
+    """There is no such model, version, misconception or page."""
 
     code = "not-found"
 

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from service.routes import health, models, pages, v2
+from service.routes import health, misconceptions, models, pages, v2
 from service.routes.attention import AttentionRoute
 from service.routes.base import RawRoute
 from service.routes.infer import InferRoute, VersionedInferRoute
@@ -12,7 +12,13 @@ from service.runtime import Runtime
 
 def routers(runtime: Runtime) -> list[APIRouter]:
     """Ordinary endpoints, served by FastAPI."""
-    return [health.router(runtime), models.router(runtime), v2.router(runtime), pages.router()]
+    return [
+        health.router(runtime),
+        models.router(runtime),
+        misconceptions.router(),
+        v2.router(runtime),
+        pages.router(),
+    ]
 
 
 def raw_routes(runtime: Runtime) -> list[RawRoute]:

@@ -25,10 +25,12 @@ MISCONCEPTION = Misconception(
     title="The columns were dealt out to the heads in turn",
     formula=r"Q^{(a)} = \left( Q_{\cdot,a},\ Q_{\cdot,a+h},\ \ldots \right)",
     explanation=(
-        "Columns were dealt to the heads like cards, one to each in turn. The heads own neighbouring columns:"
-        " the first head the first ones, and so on, and they are compared in that company."
+        "Columns were dealt to the heads like cards, one to each in turn. But a head owns neighbouring"
+        " columns: the first head the first ones, the next head those after them."
     ),
-    remedy=("Cut queries, keys and values from top to bottom into as many equal pieces as there are heads."),
+    remedy=(
+        "Draw lines down through queries, keys and values that cut them into as many equal pieces as there are heads."
+    ),
     ways=({"raw_scores": _raw_scores, "weighted_values": _weighted_values},),
     twins={},
 )

@@ -10,8 +10,8 @@ MISCONCEPTION = Misconception(
     title="Tokens were hidden from themselves",
     formula=r"M_{ij} = -\infty \quad \text{for } j \ge i",
     explanation=(
-        "The diagonal was hidden as well. A token may always look at itself; with a causal mask the first one"
-        " would otherwise have nobody to look at at all."
+        "The diagonal was hidden as well. Tokens look at themselves too; with a causal mask, the first"
+        " one would otherwise have nobody to look at."
     ),
     remedy="Keep the diagonal, and hide only what comes after the token of the row.",
     ways=(

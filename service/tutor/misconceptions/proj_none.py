@@ -18,8 +18,8 @@ MISCONCEPTION = Misconception(
     title="The embeddings were not projected",
     formula=r"Q = K = V = X",
     explanation=(
-        "The embeddings themselves went on as queries, keys and values. A layer learns nothing but its"
-        " projections, so without them every token simply looks for those most like itself."
+        "The embeddings themselves went on as queries, keys and values. All that this layer has learned"
+        " is in its projections; without them, tokens are compared and mixed just as they came."
     ),
     remedy=(
         "First multiply the embeddings with each of the three matrices. Queries, keys and values are three"

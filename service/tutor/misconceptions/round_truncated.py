@@ -28,8 +28,8 @@ MISCONCEPTION = Misconception(
     title="Digits were cut off instead of rounded",
     formula=r"x \to \frac{\lfloor 10^p\, |x| \rfloor}{10^p} \operatorname{sgn}(x)",
     explanation=(
-        "The digits beyond the last place were dropped, so every number came out a little too close to zero,"
-        " and sums of them even more so."
+        "The digits beyond the last place were dropped, so every number came out a little too close to"
+        " zero. In a sum, such losses add up."
     ),
     remedy=("Look at the first digit that you leave out: from five on, the last one that you keep goes up by one."),
     ways=tuple({step: _cut(step, decimals)} for step in _STEPS for decimals in range(7)),

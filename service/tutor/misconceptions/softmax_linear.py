@@ -25,8 +25,9 @@ MISCONCEPTION = Misconception(
     title="The scores were shared out without the exponential",
     formula=r"A_{ij} = \frac{T_{ij}}{\sum_j T_{ij}}",
     explanation=(
-        "You divided by the sum of the row, and that is half of it. Without the exponential a negative score"
-        " becomes a negative share, or turns all signs of the row around when its sum is negative."
+        "You divided by the sum of the row, and that is half of it. Without the exponential a negative"
+        " score becomes a negative share; and where the sum itself is negative, all signs of the row turn"
+        " around."
     ),
     remedy=("First take the exponential of every score, so that all are positive. Then divide by the sum of those."),
     ways=({"weights": _weights},),

@@ -10,8 +10,8 @@ MISCONCEPTION = Misconception(
     title="The exponentials were not divided by their sum",
     formula=r"A_{ij} = e^{T_{ij}}",
     explanation=(
-        "The exponentials are right, but they are not shares yet: some are larger than one, and a row of them"
-        " adds up to whatever it likes."
+        "The exponentials are right, but they are not shares yet: some may be larger than one, and a row"
+        " of them adds up to whatever it likes."
     ),
     remedy="Add up the exponentials of a row, and divide each of them by that sum.",
     ways=({"weights": lambda problem, values: np.exp(last_scores(problem, values))},),
