@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from models.types import F64
 from service.tutor.arithmetic import right
 from service.tutor.problem import Problem
-from service.tutor.steps import Compute, StepId, Stuck, Values
+from service.tutor.steps import STEPS, Compute, StepId, Stuck, Values
 
-Way = Mapping[StepId, Compute]
+Way = Mapping[str, Compute]
 """The steps that come out otherwise, first the one where it happens, each with what is computed there instead.
 
 A function raises `Stuck` where the mistake cannot be made: the problem's shapes do not let it, or it has no mask, heads
@@ -51,7 +51,7 @@ class Misconception:
     @property
     def steps(self) -> tuple[StepId, ...]:
         """Every step where it may happen, the usual one first."""
-        return tuple(dict.fromkeys(next(iter(way)) for way in self.ways))
+        return tuple(dict.fromkeys(STEPS[next(iter(way))].id for way in self.ways))
 
 
 PROJECTIONS: tuple[StepId, ...] = ("query", "key", "value")
@@ -76,7 +76,8 @@ def in_projections(rows: Callable[[Problem, StepId], F64]) -> tuple[Way, ...]:
 
         return compute
 
-    return ({step: where_possible(step) for step in PROJECTIONS}, *({step: alone(step)} for step in PROJECTIONS))
+    each: list[Way] = [{step: alone(step)} for step in PROJECTIONS]
+    return ({step: where_possible(step) for step in PROJECTIONS}, *each)
 
 
 def projection_of(problem: Problem, step: StepId) -> tuple[F64, F64 | None]:
