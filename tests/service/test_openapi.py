@@ -97,7 +97,7 @@ def test_the_examples_are_those_of_the_source(document: dict[str, Any], path: st
     "path",
     [
         "/healthz/live", "/healthz/ready", "/v1/models", "/v1/models/lesson", "/v1/misconceptions",
-        "/v1/misconceptions/scale.none", "/v2", "/v2/health/live", "/v2/health/ready",
+        "/v1/misconceptions/scale.none", "/v1/quiz", "/v2", "/v2/health/live", "/v2/health/ready",
         "/v2/models/lesson", "/v2/models/lesson/ready", "/v2/models/lesson/config",
         "/v2/models/lesson/stats", "/v2/models/stats", "/v2/models/lesson/versions/1",
         "/v2/models/lesson/versions/1/ready", "/v2/models/lesson/versions/1/config",
