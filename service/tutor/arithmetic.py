@@ -17,10 +17,14 @@ def per_head(problem: Problem, values: Values, step: StepId) -> F64:
 def softmax(scores: F64, axis: int = -1) -> F64:
     """exp(scores), divided by its sum along the axis; zeros where that axis has nothing but minus infinity."""
     largest = scores.max(axis=axis, keepdims=True)
-    exp = np.exp(scores - np.where(np.isneginf(largest), 0.0, largest))
-    total = exp.sum(axis=axis, keepdims=True)
-    shares: F64 = exp / np.where(total == 0, 1.0, total)
-    return shares
+    return shares(np.exp(scores - np.where(np.isneginf(largest), 0.0, largest)), axis)
+
+
+def shares(exponentials: F64, axis: int | tuple[int, ...] = -1) -> F64:
+    """Exponentials divided by their sum along the axes; zeros where that is zero."""
+    total = exponentials.sum(axis=axis, keepdims=True)
+    divided: F64 = exponentials / np.where(total == 0, 1.0, total)
+    return divided
 
 
 def scaled_by(factor: Callable[[Problem], float]) -> Compute:

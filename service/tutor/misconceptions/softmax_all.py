@@ -1,7 +1,7 @@
 """One softmax over the whole matrix."""
 
 from models.types import F64
-from service.tutor.arithmetic import softmax
+from service.tutor.arithmetic import shares, softmax
 from service.tutor.misconceptions.base import Misconception
 from service.tutor.problem import Problem
 from service.tutor.steps import Values, last_scores
@@ -13,9 +13,7 @@ def _of_scores(problem: Problem, values: Values) -> F64:
 
 
 def _of_exponentials(_: Problem, values: Values) -> F64:
-    exp = values["softmax_exp"]
-    shares: F64 = exp / exp.sum(axis=(-2, -1), keepdims=True)
-    return shares
+    return shares(values["softmax_exp"], axis=(-2, -1))
 
 
 MISCONCEPTION = Misconception(

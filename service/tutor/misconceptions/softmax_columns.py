@@ -1,6 +1,6 @@
 """The softmax of each column."""
 
-from service.tutor.arithmetic import softmax
+from service.tutor.arithmetic import shares, softmax
 from service.tutor.misconceptions.base import Misconception
 from service.tutor.steps import last_scores
 
@@ -15,7 +15,7 @@ MISCONCEPTION = Misconception(
     remedy="Stay in one row: exponentials of that row, divided by the sum of that row.",
     ways=(
         {"weights": lambda problem, values: softmax(last_scores(problem, values), axis=-2)},
-        {"weights": lambda _, values: values["softmax_exp"] / values["softmax_exp"].sum(axis=-2, keepdims=True)},
+        {"weights": lambda _, values: shares(values["softmax_exp"], axis=-2)},
     ),
     twins={
         "out.transposed_weights": "where the scores equal their mirror image, so do the two ways to the outputs",

@@ -54,6 +54,8 @@ CASES = {
     "causal": drawn(is_causal=True),
     "masked": drawn(attn_mask=MASK),
     "causal and masked": drawn(attn_mask=MASK, is_causal=True),
+    "padding": drawn(attn_mask=np.tile([True, True, True, False], (4, 1))),
+    "nobody sees anybody": drawn(attn_mask=np.zeros((4, 4), dtype=bool)),
     "biases": replace(
         drawn(), query_bias=np.array([0.5, 1, -1]), key_bias=np.array([1, -0.5, 2]), value_bias=np.array([1.0, 2, 3])
     ),
