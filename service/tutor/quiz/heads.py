@@ -27,8 +27,9 @@ QUESTIONS = (
         "heads.why",
         "What are several heads good for?",
         Choice(
-            "Each has its own queries, keys and values, so a token can attend to different things at once.",
-            "Yes: one head may follow the grammar while another looks for what a word stands for.",
+            "A token can attend to different things at once.",
+            "Yes: each head has queries, keys and values of its own. One may follow the grammar while another"
+            " looks for what a word stands for.",
         ),
         Choice(
             "They do the same several times, and their average is more exact.",

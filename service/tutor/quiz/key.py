@@ -47,8 +47,9 @@ QUESTIONS = (
         "key.own_matrix",
         "Why do queries and keys have a matrix each, and not one together?",
         Choice(
-            "So that a token can look for something else than it offers, and attention need not be mutual.",
-            "Yes: “her” may look for “Mia” without “Mia” looking for “her”.",
+            "So that attention need not be mutual.",
+            "Yes: a token can look for something else than it offers, as “her” may look for “Mia” without “Mia”"
+            " looking for “her”.",
         ),
         Choice(
             "So that the table of scores equals its mirror image.",

@@ -37,7 +37,7 @@ QUESTIONS = (
     fixed(
         "order.values",
         "At which step are the values used for the first time?",
-        Choice("when they are mixed by the weights, last of all", "Yes: until then it is queries and keys alone."),
+        Choice("when they are mixed, last of all", "Yes: until then it is queries and keys alone."),
         Choice("when they are compared with the queries", "Keys are compared with queries.", "score.qvt"),
         Choice("when they are scaled", "Scores are scaled. Values stay as they are."),
         Choice("when the softmax is taken of them", "It is taken of scores."),

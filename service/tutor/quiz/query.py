@@ -56,8 +56,8 @@ QUESTIONS = (
         "query.made",
         "How is a token's query made?",
         Choice(
-            "Its embedding is multiplied with a matrix that the layer has learned.",
-            "Yes: the same matrix for every token, and one of its own for queries.",
+            "Its embedding is multiplied with a matrix.",
+            "Yes: a matrix that the layer has learned, for queries alone, and the same for every token.",
         ),
         Choice(
             "It is the embedding itself.",

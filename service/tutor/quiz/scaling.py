@@ -35,8 +35,8 @@ QUESTIONS = (
         "scaling.why",
         "Why are scores scaled before the softmax?",
         Choice(
-            "Dot products of many columns lie far apart, and the softmax would give nearly all weight to one token.",
-            "Yes. Scaled, they spread alike however wide the keys are.",
+            "Else the softmax would give nearly all weight to one token.",
+            "Yes: dot products of many columns lie far apart. Scaled, they spread alike however wide the keys are.",
         ),
         Choice(
             "So that each row adds up to one.",

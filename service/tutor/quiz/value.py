@@ -7,7 +7,7 @@ QUESTIONS = (
         "value.role",
         "What is a token's value for?",
         Choice(
-            "It is what the token hands over to those that attend to it.",
+            "Those that attend to the token receive it.",
             "Yes: outputs are mixed from values, and from nothing else.",
         ),
         Choice(

@@ -35,8 +35,9 @@ QUESTIONS = (
         "weighted-sum.output",
         "How is a token's output computed?",
         Choice(
-            "Each token's value is multiplied with the weight that this token gives it, and the products are added up.",
-            "Yes: an average of values, in which some count more than others.",
+            "Each token's value is multiplied with its weight, and all are added up.",
+            "Yes: an average of values, in which some count more than others. The weights are those of the row"
+            " of this token.",
         ),
         Choice(
             "The keys of all tokens are averaged, each by its weight.",
