@@ -117,18 +117,22 @@ def with_kernel(
     return _narrowed(small, wanted)
 
 
-def tile(variant: Variant) -> ModelProto:
+def tile(variant: Variant, *, fused: bool) -> ModelProto:
     """A few rows of one head of any layer with `AttentionSpec.plain_scores`: what comes after the projections.
 
     It takes `query` (1, rows, head_dim), scaled; `key` (1, columns, head_dim) and `value` (1, columns, value_dim); and
     where the variant says so `attn_mask` and `attn_bias` (1, rows, columns). It gives those of `scores`, `weights`
     (1, rows, columns) and `outputs` (1, rows, value_dim) that are wanted.
 
+    Args:
+        variant: what it takes and gives.
+        fused: whether outputs alone, without mask and bias, are to be made by one operator.
+
     Source:
-        Outputs alone, without mask and bias, are one `com.microsoft.MultiHeadAttention` of ONNX Runtime, which on a CPU
-        tiles as FlashAttention does (Dao 2023, arXiv:2307.08691). It takes no mask so.
+        That one is `com.microsoft.MultiHeadAttention` of ONNX Runtime, which on a CPU tiles as FlashAttention does (Dao
+        2023, arXiv:2307.08691). It takes no mask so.
     """
-    if variant == Variant(("outputs",)):
+    if fused and variant == Variant(("outputs",)):
         sizes = {"num_heads": 1, "scale": 1.0}
         taken = ["query", "key", "value"]
         made = [helper.make_node("MultiHeadAttention", taken, ["outputs"], domain="com.microsoft", **sizes)]  # type: ignore[arg-type] # attributes
@@ -167,6 +171,31 @@ def _explicit(variant: Variant) -> list[onnx.NodeProto]:
     made[-1].output[0] = "weights"
     made.append(helper.make_node("MatMul", ["weights", "value"], ["outputs"]))
     return made
+
+
+def by_row(model: ModelProto, name: str) -> ModelProto:
+    """Queries, keys or values alone, (1, n, c), of a layer of one head, as its last product leaves them.
+
+    What gives them their axis of heads would copy them, where a caller says in which memory they are to be.
+
+    Args:
+        model: what `export_layer` or `export_projections` made of a layer that leaves rows as they are projected; it is
+            not changed.
+        name: `query`, `key` or `value`.
+
+    Raises:
+        ArtifactError: if the graph does anything else to them last.
+    """
+    small = specialise(model, Variant((name,)))
+    graph = small.graph
+    *before, last = graph.node
+    if last.op_type != "Unsqueeze":
+        raise ArtifactError(f"the graph makes {name!r} by {last.op_type}, which one head does not take")
+    for node in before:
+        node.output[:] = [name if tensor == last.input[0] else tensor for tensor in node.output]
+    keep(graph.node, before)
+    keep(graph.output, [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", TOKENS, None])])
+    return _narrowed(small, (name,))
 
 
 def projecting(model: ModelProto) -> ModelProto:

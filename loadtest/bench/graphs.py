@@ -57,7 +57,10 @@ def by_operator(layer: Layer, *, weights: bool) -> ModelProto:
 
 
 def projection(layer: Layer, name: str) -> ModelProto:
-    """One of `query`, `key` and `value`, (b, heads, n, size), of inputs (b, n, width)."""
+    """One of `query`, `key` and `value`, (b, heads, n, size) or of one head (b, n, size), of inputs (b, n, width)."""
+    if layer.heads == 1:
+        signature = f"(float[b,n,{layer.width}] inputs) => (float[b,n,{layer.width}] {name})"
+        return _model(layer, signature, [f"{name} = MatMul(inputs, {name}_projection)"])
     lines = [
         f"joined = MatMul(inputs, {name}_projection)",
         "by_token = Reshape(joined, by_head)",
@@ -67,13 +70,15 @@ def projection(layer: Layer, name: str) -> ModelProto:
     return _model(layer, f"(float[b,n,{layer.width}] inputs) => ({given})", lines)
 
 
-def tile(*, weights: bool) -> ModelProto:
+def tile(*, weights: bool, fused: bool) -> ModelProto:
     """Outputs (1, rows, c), and weights (1, rows, n) if wanted, of a head's query (1, rows, c), and key and value.
 
-    Outputs alone are made by the kernel of ONNX Runtime that holds no matrix of scores.
+    Args:
+        weights: whether they are wanted.
+        fused: whether outputs alone are made by the kernel of ONNX Runtime that holds no matrix of scores.
     """
     taken = "float[1,rows,c] query, float[1,n,c] key, float[1,n,c] value"
-    if not weights:
+    if fused and not weights:
         lines = ["outputs = com.microsoft.MultiHeadAttention<num_heads = 1, scale = 1.0>(query, key, value)"]
         return _parsed(f"({taken}) => (float[1,rows,c] outputs)", lines)
     lines = [
@@ -82,7 +87,8 @@ def tile(*, weights: bool) -> ModelProto:
         "weights = Softmax<axis = -1>(scores)",
         "outputs = MatMul(weights, value)",
     ]
-    return _parsed(f"({taken}) => (float[1,rows,c] outputs, float[1,rows,n] weights)", lines)
+    given = "float[1,rows,c] outputs" + (", float[1,rows,n] weights" if weights else "")
+    return _parsed(f"({taken}) => ({given})", lines)
 
 
 def _projected() -> list[str]:

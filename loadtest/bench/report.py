@@ -9,7 +9,7 @@ from loadtest.bench import plots
 from loadtest.bench.measure import STAGES
 from loadtest.bench.results import Results, Row
 from loadtest.bench.sections import BUSY, FIXED_LENGTH, FIXED_WIDTH
-from loadtest.bench.tiles import TILE_FROM
+from loadtest.bench.tiles import TILE_FROM, WIDE_HEAD
 from loadtest.bench.work import cases
 
 PARTS: Final = (*STAGES, "outside")
@@ -168,8 +168,8 @@ def _memory(rows: list[Row], results: Results) -> str:
 def _tile(rows: list[Row], results: Results) -> str:
     text = [
         "## `TILE_FROM`: a lone sequence in tiles\n\n`whole` is one graph, `tiles` are computed by one thread, and "
-        f"`shared` by two. The service takes tiles from {TILE_FROM:,} tokens of several heads, and from "
-        f"{2 * TILE_FROM:,} of one."
+        f"`shared` by two. The service takes tiles from {TILE_FROM:,} tokens of several heads or of a "
+        f"head of {WIDE_HEAD} or more, and from {2 * TILE_FROM:,} of a narrower one."
     ]
     for (d, heads, wanted), some in plots.by_layer(rows).items():
         lines = []

@@ -26,7 +26,7 @@ from loadtest.bench.report import number, table
 from loadtest.bench.work import Layer, inputs, write_repository
 
 THREADS: Final = "ATTENTION_COMPUTE_THREADS"
-HEADS, HEAD = Layer(384, 12), Layer(64)
+HEADS, HEAD, WIDE = Layer(384, 12), Layer(64), Layer(768)
 WARM_UP: Final = 3
 """Requests before those that count: the cost of a kind of request must be known, and sessions open."""
 
@@ -69,6 +69,8 @@ CASES: Final = (
     Case(HEADS, 1_024, "outputs,weights"),
     Case(HEADS, 4_096),
     Case(HEAD, 4_096),
+    Case(WIDE, 512),
+    Case(WIDE, 512, "outputs,weights"),
 )
 """The first two are not shared: they are too short for tiles, whatever there is to help."""
 

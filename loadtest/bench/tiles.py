@@ -16,10 +16,15 @@ from loadtest.bench.floor import session
 from loadtest.bench.work import F32, Layer
 
 TILE_FROM: Final = 512
-"""Tokens from which the service takes tiles, for several heads; for one head twice as many."""
+"""Tokens from which the service takes tiles; for one head that is not wide twice as many."""
 
-ROWS, TILES = 512, 32
+WIDE_HEAD: Final = 256
+"""Width from which a head is wide."""
+
+ROWS, TILES, LEAST_TILES = 512, 32, 2
 BYTES, LEAST_ROWS = 8 << 20, 64
+PROJECTED_ROWS: Final = 256
+FUSED_DIM: Final = 128
 NAMES: Final = ("query", "key", "value")
 
 Spread = Callable[[Sequence[Callable[[], None]]], None]
@@ -57,7 +62,7 @@ def shared_with(helper: Executor) -> Spread:
 def spans(n: int, heads: int) -> list[tuple[int, int]]:
     """First and last row, not included, of the tiles of a head."""
     most = min(n // ROWS, TILES // heads)
-    rows = max(LEAST_ROWS, min(-(-n // max(1, most)), BYTES // (4 * n)))
+    rows = max(LEAST_ROWS, min(-(-n // max(1, most, LEAST_TILES // heads)), BYTES // (4 * n)))
     return [(start, min(start + rows, n)) for start in range(0, n, rows)]
 
 
@@ -68,33 +73,48 @@ class Tiled:
         """Open its sessions, of one thread each; outputs come alone unless `weights` says otherwise."""
         self._layer, self._weights = layer, weights
         self._projections = {name: session(graphs.projection(layer, name)) for name in NAMES}
-        self._tile = session(graphs.tile(weights=weights))
+        fused = not weights and layer.width // layer.heads <= FUSED_DIM
+        self._tile = session(graphs.tile(weights=weights, fused=fused))
 
     def run(self, x: F32, spread: Spread) -> dict[str, F32]:
         """`outputs` (n, width) of token embeddings (n, width), and `weights` (heads, n, n) if they are wanted."""
         n, heads = len(x), self._layer.heads
-        projected: dict[str, F32] = {}
+        size = self._layer.width // heads
+        projected = {name: np.empty((heads, n, size), np.float32) for name in NAMES}
 
-        def project(name: str) -> None:
-            projected[name] = self._projections[name].run(None, {"inputs": x[None]})[0][0]  # (heads, n, size)
+        def project(name: str, start: int) -> None:
+            rows = slice(start, start + PROJECTED_ROWS)
+            place = projected[name][0, rows] if heads == 1 else projected[name][:, rows]
+            _run_into(self._projections[name], {"inputs": x[rows]}, {name: place})
 
-        spread([partial(project, name) for name in NAMES])
-        outputs = np.empty((n, heads, self._layer.width // heads), np.float32)
+        spread([partial(project, name, start) for name in NAMES for start in range(0, n, PROJECTED_ROWS)])
+        outputs = np.empty((n, heads, size), np.float32)
         made = {"outputs": outputs.reshape(n, -1)}
         if self._weights:
             made["weights"] = np.empty((heads, n, n), np.float32)
 
         def compute(head: int, start: int, stop: int) -> None:
-            binding: Any = self._tile.io_binding()
-            query, key, value = (projected[name][head][None] for name in NAMES)  # (1, n, size) each
-            for name, array in (("query", query[:, start:stop]), ("key", key), ("value", value)):
-                binding.bind_cpu_input(name, array)
-            binding.bind_output("outputs")
-            if self._weights:  # written where they belong, for they are large
-                place = made["weights"][head, start:stop]
-                binding.bind_output("weights", "cpu", 0, np.float32, (1, *place.shape), place.ctypes.data)
-            self._tile.run_with_iobinding(binding)
-            outputs[start:stop, head] = binding.get_outputs()[0].numpy()[0]
+            query, key, value = (projected[name][head] for name in NAMES)  # (n, size) each
+            places = {"outputs": outputs[start:stop, head]}
+            if self._weights:
+                places["weights"] = made["weights"][head, start:stop]
+            _run_into(self._tile, {"query": query[start:stop], "key": key, "value": value}, places)
 
         spread([partial(compute, head, *span) for span in reversed(spans(n, heads)) for head in range(heads)])
         return made
+
+
+def _run_into(opened: Any, feed: dict[str, F32], places: dict[str, F32]) -> None:
+    """Compute a graph of one sequence, its outputs where they belong: written there where that is one piece."""
+    binding: Any = opened.io_binding()
+    for name, array in feed.items():
+        binding.bind_cpu_input(name, np.ascontiguousarray(array)[None])
+    for name, place in places.items():
+        if place.flags.c_contiguous:
+            binding.bind_output(name, "cpu", 0, np.float32, (1, *place.shape), place.ctypes.data)
+        else:
+            binding.bind_output(name)
+    opened.run_with_iobinding(binding)
+    for place, value in zip(places.values(), binding.get_outputs(), strict=True):
+        if not place.flags.c_contiguous:
+            place[...] = value.numpy()[0]

@@ -2,7 +2,7 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, Generic, Literal, TypeVar
@@ -12,12 +12,13 @@ import onnxruntime as ort
 from onnx import ModelProto
 
 from models.encoder_spec import EncoderSpec, encoder_tensor_names, placed
-from models.graphs import Variant, narrow, projecting, specialise, with_kernel
+from models.graphs import Variant, by_row, narrow, projecting, specialise, with_kernel
 from models.repository import EncoderEntry, ModelEntry
+from models.spec import AttentionSpec
 from models.store import ArtifactStore
 from models.types import F32, Array, Bool
 from service.backends.base import SCORED, BackendInfo, Batch, Tensors
-from service.backends.tiles import Tiles
+from service.backends.tiles import Tiles, run_into
 from service.devices import Device
 from service.errors import ConfigurationError
 from service.settings import Settings
@@ -31,11 +32,14 @@ SESSIONS = 24
 """Specialised graphs kept open per layer."""
 
 TILE_FROM = 512
-"""Tokens from which a sequence of several heads is computed in tiles, which threads may share; twice as many where it
-has one head. Tiles cost one thread nothing then, but a single one would."""
+"""Tokens from which a sequence is computed in tiles, which threads may share; twice as many where there is one narrow
+head. They then cost one thread a few hundredths at most, but a third where 512 tokens have one head of 64."""
+
+WIDE_HEAD = 256
+"""Numbers of a query and of a key from which a head is wide."""
 
 PROJECTED_ROWS = 256
-"""Rows of a long sequence's outputs that are projected at a time."""
+"""Rows of a long sequence that are multiplied by a matrix of the layer's at a time."""
 
 MIXED = frozenset({"outputs", "projected"})
 """Tensors in which values are mixed by weights."""
@@ -43,8 +47,9 @@ MIXED = frozenset({"outputs", "projected"})
 ATTENDED = MIXED | SCORED
 """Tensors that take more than the projections of queries, keys and values."""
 
-Way = Literal["whole", "kernel", "causal", "projecting"]
-"""How a graph is run: as exported; with one operator for attention, which may see to causality; or its last part."""
+Way = Literal["whole", "kernel", "causal", "rows", "projecting"]
+"""How a graph is run: as exported; with one operator for attention, which may see to causality; or in parts, some rows
+of one of its projections, or its last part."""
 
 ENCODER_SESSIONS = 3
 """Graphs kept open per encoder: each holds the numbers it needs, most of which are the embeddings of words."""
@@ -79,8 +84,8 @@ class OnnxBackend:
 
     def layer(self, entry: ModelEntry) -> "OnnxRunner":
         """See `Backend.layer`."""
-        heads = entry.spec.num_heads if entry.spec.plain_scores else None
-        return OnnxRunner(self, self.store.layer(entry.spec, entry.weights), heads, stacked=self.stacked)
+        graph = self.store.layer(entry.spec, entry.weights)
+        return OnnxRunner(self, graph, _layer(entry.spec), stacked=self.stacked)
 
     def encoder(self, entry: EncoderEntry) -> "OnnxEncoder":
         """See `Backend.encoder`."""
@@ -88,7 +93,7 @@ class OnnxBackend:
 
     def projections(self) -> "OnnxRunner":
         """See `Backend.projections`. Matrices that are inputs are not packed: these sequences run one by one."""
-        return OnnxRunner(self, self.store.projections(), 1, stacked=False)
+        return OnnxRunner(self, self.store.projections(), Layer(1, 2 * TILE_FROM, {}), stacked=False)
 
     def session(self, graph: ModelProto) -> ort.InferenceSession:
         """Open a graph.
@@ -108,22 +113,50 @@ class OnnxBackend:
         return session
 
 
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer whose scores are a product and what the caller adds.
+
+    Attributes:
+        heads: of queries.
+        tiles_from: tokens from which it is computed in tiles.
+        by_row: widths of those projections of which a row is the same whichever others are computed with it.
+    """
+
+    heads: int
+    tiles_from: int
+    by_row: Mapping[str, int]
+
+
+def _layer(spec: AttentionSpec) -> Layer | None:
+    """What tiles need to know of a layer, or None where its scores are more."""
+    if not spec.plain_scores:
+        return None
+    by_row = {"value": spec.v_dim}
+    # Rotations depend on the place of a row, and what is normalised is not as its product leaves it.
+    if spec.position.scheme == "none" and spec.query_key_norm is None:
+        by_row |= {"query": spec.head_dim, "key": spec.head_dim}
+    narrow = spec.num_heads == 1 and spec.head_dim < WIDE_HEAD
+    return Layer(spec.num_heads, 2 * TILE_FROM if narrow else TILE_FROM, by_row)
+
+
 class OnnxRunner:
     """One exported layer, with a session for each set of tensors that has been asked for."""
 
     exact = True
 
-    def __init__(self, backend: OnnxBackend, graph: ModelProto, heads: int | None, *, stacked: bool) -> None:
+    def __init__(self, backend: OnnxBackend, graph: ModelProto, layer: "Layer | None", *, stacked: bool) -> None:
         """Serve a graph.
 
         Args:
             backend: the runtime.
             graph: as exported.
-            heads: query heads, where the kernel that fuses attention can compute the layer; else None.
+            layer: what the kernel that fuses attention, and tiles, need to know of a layer that they can compute; else
+                None.
             stacked: whether sequences may share a run.
         """
         self.backend, self.graph, self.stacked = backend, graph, stacked
-        self.heads = heads if backend.device.kind == "cpu" else None
+        self.layer = layer if backend.device.kind == "cpu" else None
         self.batch_tokens = backend.batch_tokens
         self._sessions = _Sessions[tuple[Variant, Way]](SESSIONS, self._open)
 
@@ -142,9 +175,9 @@ class OnnxRunner:
 
     def _tiles(self, n: int, wanted: Sequence[str]) -> bool:
         """Whether n tokens are computed in tiles for these tensors."""
-        if self.heads is None or ATTENDED.isdisjoint(wanted):
+        if self.layer is None or ATTENDED.isdisjoint(wanted):
             return False
-        return n >= TILE_FROM and n * self.heads >= 2 * TILE_FROM
+        return n >= self.layer.tiles_from
 
     def run(self, batch: Batch) -> list[Tensors]:
         """See `Runner.run`."""
@@ -165,7 +198,7 @@ class OnnxRunner:
         mask lets see nothing, though they may be projected.
         """
         fits = "scores" not in wanted and not biased and not (masked and "projected" in wanted)
-        if self.heads is not None and fits and not MIXED.isdisjoint(wanted):
+        if self.layer is not None and fits and not MIXED.isdisjoint(wanted):
             return Variant(wanted, masked=masked), "causal" if is_causal else "kernel"
         return Variant(wanted, masked=masked or is_causal, biased=biased), "whole"
 
@@ -175,21 +208,36 @@ class OnnxRunner:
         made = tuple(name for name in ("scores", "weights", "outputs") if name in wanted)
         if "projected" in wanted and "outputs" not in wanted:
             made = (*made, "outputs")
-        found: dict[str, F32] = {}
+        names = {"query", "key"} | ({"value"} if "outputs" in made else set()) | (wanted - ATTENDED)
+        found = self._projections(batch, i, sorted(names))
+        found |= self.backend.tiles.attend(found, batch, i, made)
+        if "projected" in wanted:
+            found["projected"] = self._projected(found["outputs"], batch)
+        return {name: found[name] for name in batch.wanted}
+
+    def _projections(self, batch: Batch, i: int, names: Sequence[str]) -> dict[str, F32]:
+        """Those of queries, keys and values (h, n, ·) that are named, where possible some rows at a time."""
+        assert self.layer is not None, "only layers with heads are computed in parts"
+        heads, widths = self.layer.heads, self.layer.by_row
+        inputs, n = batch.inputs[i], batch.length
+        made = {name: np.empty((heads, n, widths[name]), np.float32) for name in names if name in widths}
         plain = replace(batch, masks=None, biases=None, is_causal=False)
 
         def project(name: str) -> None:
             opened = self._sessions.get((Variant((name,)), "whole"))
-            found[name] = self._stack(opened, replace(plain, wanted=(name,)), i, i + 1)[0][name]
+            made[name] = self._stack(opened, replace(plain, wanted=(name,)), i, i + 1)[0][name]
 
-        names = {"query", "key"} | ({"value"} if "outputs" in made else set()) | (wanted - ATTENDED)
-        batch.spread([partial(project, name) for name in sorted(names)])
-        with np.errstate(over="ignore", invalid="ignore"):  # what overflows is not finite, and refused for that
-            query = found["query"] * _scale(batch)
-        found |= self.backend.tiles.attend({**found, "query": query}, batch, i, made)
-        if "projected" in wanted:
-            found["projected"] = self._projected(found["outputs"], batch)
-        return {name: found[name] for name in batch.wanted}
+        def project_rows(name: str, start: int) -> None:
+            rows = slice(start, start + PROJECTED_ROWS)
+            opened = self._sessions.get((Variant((name,)), "rows" if heads == 1 else "whole"))
+            place = made[name][0, rows] if heads == 1 else made[name][:, rows]
+            run_into(opened.session, {"inputs": inputs[rows]}, {name: place})
+
+        parts = [partial(project, name) for name in names if name not in widths]
+        starts = range(0, n, PROJECTED_ROWS)
+        parts += [partial(project_rows, name, start) for name in names if name in widths for start in starts]
+        batch.spread(parts)
+        return made
 
     def _projected(self, outputs: F32, batch: Batch) -> F32:
         """Outputs (n, h * value_dim) after the output projection, a few rows at a time."""
@@ -225,12 +273,14 @@ class OnnxRunner:
         variant, way = key
         if way == "whole":
             graph = specialise(self.graph, variant)
+        elif way == "rows":
+            graph = by_row(self.graph, *variant.wanted)
         elif way == "projecting":
             graph = projecting(self.graph)
         else:
-            assert self.heads is not None, "the operator computes layers that have heads for it"
+            assert self.layer is not None, "the operator computes layers that have heads for it"
             graph = with_kernel(
-                self.graph, self.heads, variant.wanted, masked=variant.masked, is_causal=way == "causal"
+                self.graph, self.layer.heads, variant.wanted, masked=variant.masked, is_causal=way == "causal"
             )
         return _opened(self.backend, graph)
 

@@ -19,11 +19,19 @@ from service.backends.base import SCORED, Batch
 ROWS, TILES = 512, 32
 """A sequence is cut into about so many tiles, unless they would have fewer rows: small ones take longer in all."""
 
+LEAST_TILES = 2
+"""But into so many whatever their rows: a wide head alone is worth two threads."""
+
 CAUSAL_ROWS = 256
 """Rows of a tile that looks at no later columns: the fewer they are, the more there is that it need not look at."""
 
 BYTES, LEAST_ROWS = 8 << 20, 64
 """Tiles whose scores would take more bytes have fewer rows, down to the least."""
+
+
+FUSED_DIM = 128
+"""Widest head for which outputs alone are made by one operator: of 192 it takes a tenth longer than the products and
+the softmax apart, of 768 half as long again."""
 
 
 class Tiles:
@@ -32,34 +40,37 @@ class Tiles:
     def __init__(self, session: Callable[[ModelProto], ort.InferenceSession]) -> None:
         """Open graphs by `session`, on first use."""
         self._session = session
-        self._sessions: dict[Variant, ort.InferenceSession] = {}
+        self._sessions: dict[tuple[Variant, bool], ort.InferenceSession] = {}
 
-    def _opened(self, variant: Variant) -> ort.InferenceSession:
-        if (session := self._sessions.get(variant)) is None:
-            session = self._sessions[variant] = self._session(tile(variant))
+    def _opened(self, variant: Variant, *, fused: bool) -> ort.InferenceSession:
+        if (session := self._sessions.get((variant, fused))) is None:
+            session = self._sessions[variant, fused] = self._session(tile(variant, fused=fused))
         return session
 
     def attend(self, given: Mapping[str, F32], batch: Batch, i: int, wanted: tuple[str, ...]) -> dict[str, F32]:
         """What attention makes of a sequence's projections, in memory that is nobody else's.
 
         Args:
-            given: `query` (h, n, head_dim), already scaled; `key` (h, n, head_dim); and for outputs `value`
-                (h, n, value_dim).
+            given: `query` and `key` (h, n, head_dim); and for outputs `value` (h, n, value_dim).
             batch: whose mask, bias and causality hold.
             i: which of its sequences it is.
             wanted: some of `scores`, `weights` and `outputs`.
         """
         query, key = given["query"], given["key"]
-        heads, n, _ = query.shape
+        heads, n, head_dim = query.shape
         masked, biased = batch.masks is not None or batch.is_causal, batch.biases is not None
-        session = self._opened(Variant(wanted, masked=masked, biased=biased))
+        session = self._opened(Variant(wanted, masked=masked, biased=biased), fused=head_dim <= FUSED_DIM)
+        with np.errstate(over="ignore"):  # what overflows is not finite, and refused for that
+            scale = np.float32(batch.scale)
         made = {name: _blank(name, heads, n, is_causal=batch.is_causal) for name in wanted if name in SCORED}
         if mixing := "outputs" in wanted:
             made["outputs"] = np.empty((n, heads, given["value"].shape[-1]), np.float32)
 
         def compute(head: int, start: int, stop: int) -> None:
             seen = stop if batch.is_causal else n  # what comes later is not even looked at
-            feed: dict[str, Array] = {"query": query[head, start:stop], "key": key[head, :seen]}
+            with np.errstate(over="ignore", invalid="ignore"):  # as above
+                scaled = query[head, start:stop] * scale
+            feed: dict[str, Array] = {"query": scaled, "key": key[head, :seen]}
             if mixing:
                 feed["value"] = given["value"][head, :seen]
             if batch.masks is not None:
@@ -73,7 +84,7 @@ class Tiles:
                 name: tensor[start:stop, head] if name == "outputs" else tensor[head, start:stop, :seen]
                 for name, tensor in made.items()
             }
-            _run(session, feed, places)
+            run_into(session, feed, places)
 
         spans = _spans(n, heads, is_causal=batch.is_causal)
         batch.spread([partial(compute, head, *span) for span in reversed(spans) for head in range(heads)])
@@ -85,7 +96,7 @@ class Tiles:
 def _spans(n: int, heads: int, *, is_causal: bool) -> list[tuple[int, int]]:
     """First and last row, not included, of the tiles of a head."""
     most = n // CAUSAL_ROWS if is_causal else min(n // ROWS, TILES // heads)
-    rows = max(LEAST_ROWS, min(-(-n // max(1, most)), BYTES // (4 * n)))
+    rows = max(LEAST_ROWS, min(-(-n // max(1, most, LEAST_TILES // heads)), BYTES // (4 * n)))
     return [(start, min(start + rows, n)) for start in range(0, n, rows)]
 
 
@@ -97,8 +108,14 @@ def _blank(name: str, heads: int, n: int, *, is_causal: bool) -> F32:
     return np.zeros(shape, np.float32) if name == "weights" else np.full(shape, -np.inf, np.float32)
 
 
-def _run(session: ort.InferenceSession, feed: dict[str, Array], places: dict[str, F32]) -> None:
-    """Compute a graph, and have its outputs where they belong: written there where that is one piece of memory."""
+def run_into(session: ort.InferenceSession, feed: Mapping[str, Array], places: Mapping[str, F32]) -> None:
+    """Compute a graph, and have its outputs where they belong: written there where that is one piece of memory.
+
+    Args:
+        session: of the graph.
+        feed: its inputs, without their leading axis of 1.
+        places: where its outputs belong, likewise, in the order the graph gives them.
+    """
     binding: Any = session.io_binding()
     for name, array in feed.items():
         binding.bind_cpu_input(name, np.ascontiguousarray(array)[None])

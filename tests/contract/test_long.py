@@ -13,11 +13,18 @@ from conftest import ROOT, empty_repository
 from models.types import ALL_TENSOR_NAMES, SequenceInput
 from service.backends import BACKENDS
 from service.backends.base import Batch
-from service.backends.onnx import TILE_FROM
+from service.backends.onnx import TILE_FROM, WIDE_HEAD
 from service.backends.tiles import CAUSAL_ROWS
-from tests.contract.layers import DEVICE, LAYERS, assert_close, attend, backend, draw_sequence, layer_runner
+from tests.contract import layers
+from tests.contract.layers import DEVICE, assert_close, attend, backend, draw_sequence, layer_runner, make_layer
 
-PLAIN = ("heads", "grouped", "projecting", "rotary", "interleaved", "dynamic")
+ONE_HEAD = (
+    make_layer("one-head", embed_dim=8, head_dim=WIDE_HEAD, value_dim=5, with_biases=True),
+    make_layer("one-head-rotary", embed_dim=8, head_dim=WIDE_HEAD, position={"scheme": "rope"}),
+    make_layer("one-head-normalised", embed_dim=8, head_dim=WIDE_HEAD, query_key_norm={}),
+)
+LAYERS = layers.LAYERS | {entry.spec.name: entry for entry in ONE_HEAD}
+PLAIN = ("heads", "grouped", "projecting", "rotary", "interleaved", "dynamic", *(e.spec.name for e in ONE_HEAD))
 SCORING = ("alibi", "relative", "capped")
 """Layers whose scores are more than a product and what the caller adds."""
 
@@ -69,15 +76,19 @@ def backwards(parts):
 @pytest.mark.parametrize(
     "wanted", [("outputs",), ("weights",), ("scores", "projected"), ALL_TENSOR_NAMES], ids=",".join
 )
+@pytest.mark.parametrize("layer", ["projecting", "one-head", "one-head-rotary"])
 @pytest.mark.parametrize("name", BACKENDS)
-def test_bits_do_not_depend_on_who_computes_the_parts(name: str, wanted, artifacts: Path):
+def test_bits_do_not_depend_on_who_computes_the_parts(name: str, layer: str, wanted, artifacts: Path):
     """One thread or several, in whichever order: how busy the service is must not show in an answer."""
-    entry = LAYERS["projecting"]
+    entry = LAYERS[layer]
+    if entry.weights.output is None:
+        wanted = tuple(tensor for tensor in wanted if tensor != "projected")
     runner = backend(name, artifacts).layer(entry)
     n = LENGTHS[-1]
     inputs = (draw_sequence(entry, n, 0).inputs,)
     random = np.random.default_rng(0)
-    masks, biases = (random.random((n, n)) < 0.7,), (random.standard_normal((2, n, n), np.float32),)
+    heads = entry.spec.num_heads
+    masks, biases = (random.random((n, n)) < 0.7,), (random.standard_normal((heads, n, n), np.float32),)
     masks[0][5] = False
     plain = Batch(inputs, None, None, False, 0.3, wanted)
     for batch in (plain, replace(plain, is_causal=True), replace(plain, masks=masks, biases=biases)):

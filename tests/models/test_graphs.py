@@ -82,8 +82,9 @@ WANTED = [w for size in (1, 2, 3) for w in itertools.combinations(("scores", "we
 TILES = [Variant(w, masked=m, biased=b) for w, m, b in itertools.product(WANTED, (False, True), (False, True))]
 
 
+@pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("variant", TILES, ids=lambda v: f"{'+'.join(v.wanted)}-{v.masked}-{v.biased}")
-def test_a_tile_is_a_few_rows_of_the_whole(variant):
+def test_a_tile_is_a_few_rows_of_the_whole(variant, fused):
     """By the textbook, in float64; a row that sees nothing has zeros."""
     random = np.random.default_rng(0)
     for rows, columns, width, mixed in ((1, 1, 1, 1), (3, 7, 5, 2), (16, 40, 8, 8)):
@@ -102,7 +103,7 @@ def test_a_tile_is_a_few_rows_of_the_whole(variant):
         weights = np.nan_to_num(weights)
         want = {"scores": scores, "weights": weights, "outputs": weights @ value}
 
-        model = tile(variant)
+        model = tile(variant, fused=fused)
         found = run(model, {"query": query, "key": key, "value": value, "attn_mask": mask, "attn_bias": bias})
 
         onnx.checker.check_model(model)

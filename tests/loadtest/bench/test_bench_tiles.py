@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from loadtest.bench import tiles, work
-from loadtest.bench.tiles import TILE_FROM, Tiled, in_turn, shared_with, spans
+from loadtest.bench.tiles import Tiled, in_turn, shared_with, spans
 from loadtest.bench.work import Layer
 from service.backends import onnx
+from service.backends import tiles as service_tiles
 from service.backends.tiles import _spans
 
 
@@ -18,15 +19,20 @@ def test_sequences_are_cut_as_the_service_cuts_them(heads: int):
     lengths = (64, 511, 512, 1000, 1024, 2048, 4096, 16_384, 40_000)
 
     assert [spans(n, heads) for n in lengths] == [_spans(n, heads, is_causal=False) for n in lengths]
-    assert TILE_FROM == onnx.TILE_FROM
+    for name in ("TILE_FROM", "WIDE_HEAD", "PROJECTED_ROWS"):
+        assert getattr(tiles, name) == getattr(onnx, name), name
+    assert tiles.FUSED_DIM == service_tiles.FUSED_DIM
 
 
 @pytest.mark.parametrize("layer", [Layer(32), Layer(32, 4)])
 @pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("fused_dim", [4, 64])
 def test_tiles_make_the_same_numbers_whoever_computes_them(
-    layer: Layer, weights: bool, monkeypatch: pytest.MonkeyPatch
+    layer: Layer, weights: bool, fused_dim: int, monkeypatch: pytest.MonkeyPatch
 ):
     """Right ones, and for two threads those of one to the bit."""
+    monkeypatch.setattr(tiles, "FUSED_DIM", fused_dim)
+    monkeypatch.setattr(tiles, "PROJECTED_ROWS", 16)
     monkeypatch.setattr(tiles, "ROWS", 16)
     monkeypatch.setattr(tiles, "LEAST_ROWS", 16)
     x, tiled = work.inputs(70, 32), Tiled(layer, weights=weights)

@@ -4,7 +4,7 @@ import pytest
 from service.backends import tiles
 from service.backends.base import Batch
 from service.backends.onnx import OnnxBackend
-from service.backends.tiles import BYTES, CAUSAL_ROWS, LEAST_ROWS, ROWS, _spans
+from service.backends.tiles import BYTES, CAUSAL_ROWS, LEAST_ROWS, LEAST_TILES, ROWS, _spans
 from service.devices import Device
 from tests.contract.layers import assert_close
 
@@ -21,13 +21,16 @@ def test_tiles_cover_every_row_once_and_hold_few_scores(n, heads, is_causal):
     assert [row for span in spans for row in range(*span)] == list(range(n))
     rows = spans[0][1]
     assert rows <= LEAST_ROWS or 4 * rows * n <= BYTES
-    assert len(spans) == 1 or rows >= min(CAUSAL_ROWS if is_causal else ROWS, BYTES // (4 * n))
+    few = heads * len(spans) <= LEAST_TILES
+    assert few or len(spans) == 1 or rows >= min(CAUSAL_ROWS if is_causal else ROWS, BYTES // (4 * n))
 
 
 @pytest.mark.parametrize("steered", ["", "causal", "mask", "bias", "bias of one head", "mask and bias", "causal, bias"])
 @pytest.mark.parametrize("wanted", [WANTED, ("outputs",), ("weights",)], ids=",".join)
-def test_tiles_put_together_are_the_whole(steered, wanted, settings, monkeypatch):
-    """In tiles of two rows and a last one of one, by the textbook in float64."""
+@pytest.mark.parametrize("fused_dim", [4, 3])
+def test_tiles_put_together_are_the_whole(steered, wanted, fused_dim, settings, monkeypatch):
+    """In tiles of two rows and a last one of one, by the textbook in float64; heads narrow and wide."""
+    monkeypatch.setattr(tiles, "FUSED_DIM", fused_dim)
     for name in ("ROWS", "CAUSAL_ROWS", "LEAST_ROWS"):
         monkeypatch.setattr(tiles, name, 2)
     random = np.random.default_rng(0)
@@ -36,7 +39,7 @@ def test_tiles_put_together_are_the_whole(steered, wanted, settings, monkeypatch
     mask = random.random((n, n)) < 0.5
     mask[3] = False
     bias = random.standard_normal((1 if "one head" in steered else heads, n, n), np.float32)
-    scores = given["query"].astype(np.float64) @ given["key"].transpose(0, 2, 1)
+    scores = given["query"].astype(np.float64) @ given["key"].transpose(0, 2, 1) * 0.5
     scores = scores + (bias if "bias" in steered else 0)
     seen = mask if "mask" in steered else np.tri(n, dtype=bool) if "causal" in steered else np.ones((n, n), bool)
     scores = np.where(seen, scores, -np.inf)
@@ -50,7 +53,7 @@ def test_tiles_put_together_are_the_whole(steered, wanted, settings, monkeypatch
         masks=(mask,) if "mask" in steered else None,
         biases=(bias,) if "bias" in steered else None,
         is_causal="causal" in steered,
-        scale=1.0,
+        scale=0.5,
         wanted=wanted,
     )
 
