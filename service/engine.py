@@ -14,7 +14,7 @@ from service.catalog import Catalog, LoadedEncoder, LoadedModel
 from service.cores import Cores
 from service.devices import Device, available_cores
 from service.errors import InvalidOption, TooLarge
-from service.messages import Answer, AttentionInput, AttentionOutput, TextInput
+from service.messages import OWN, Answer, AttentionInput, AttentionOutput, TextInput
 from service.metrics import Metrics
 from service.packing import Job, Unit, as_float16
 from service.settings import MIB, Settings
@@ -26,9 +26,8 @@ from service.statistics import Statistics
 ROUND_IN_THREAD_FROM = 1 << 20
 """Bytes of a request and its tensors from which they are rounded to float16 in a thread: NumPy takes 2 ms for these."""
 
-CALLER = ("projections", "")
+CALLER = (OWN, "")
 """Name and version that answers give where the caller brought the matrices."""
-
 
 STALLED_S = 60.0
 """A batch that runs longer than this says that the device hangs: the service is not ready any more."""
@@ -65,9 +64,11 @@ class LocalEngine:
 
     Attributes:
         batcher: what tickets are cancelled by and released to.
+        own: statistics of requests that bring their own matrices.
     """
 
     batcher: Queue
+    own: Statistics
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class LocalEngine:
             shadow: what looks on, if anything does.
             cores: see `ThreadSlots`.
         """
-        self.settings, self.catalog, self.shadow = settings, catalog, shadow
+        self.settings, self.catalog, self.shadow, self.own = settings, catalog, shadow, Statistics()
         self.limits = Limits(
             requests=settings.max_inflight_requests,
             sequences=settings.max_inflight_sequences,
@@ -115,6 +116,14 @@ class LocalEngine:
         if (busy := self._batcher.oldest_run_s()) > STALLED_S:
             return f"a batch has been computing for {busy:.0f} s"
         return ""
+
+    def statistics(self, name: str) -> Statistics:
+        """What became of the requests of a layer, `name` or `name@version`, or of those with their own matrices, `OWN`.
+
+        Raises:
+            NotFound: if there is no such layer.
+        """
+        return self.own if name == OWN else self.catalog.layer(name).statistics
 
     def submit(self, request: AttentionInput, bytes_in: int, deadline: float) -> "Submission":
         """Queue a request.
@@ -147,7 +156,8 @@ class LocalEngine:
             window, scale = spec.window, spec.effective_scale
         self._check_fit(request, model, embed_dim)
         runner = (model.runners if model else self.catalog.projections)[backend]
-        lengths = [len(sequence.inputs) for sequence in request.sequences]
+        # A padded answer takes as much as if every sequence were as long.
+        lengths = [request.padded_to or len(sequence.inputs) for sequence in request.sequences]
         size = checked_size(request, lengths, sizes, bytes_in, self.settings, self.limits, runner.holds_scores)
         job = Job(
             runner=runner,
@@ -158,7 +168,7 @@ class LocalEngine:
             scale=scale if options.scale is None else options.scale,
             window=window,
             projections=request.projections,
-            statistics=model.statistics if model else None,
+            statistics=model.statistics if model else self.own,
         )
         units = [Unit(job, sequence, request.pointer(i)) for i, sequence in enumerate(request.sequences)]
         return self._queued(units, request, name, sizes, size, deadline)

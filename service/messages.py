@@ -16,6 +16,9 @@ Form = Literal["one", "list", "stack"]
 BackendName = Literal["onnx", "eager", "reference"]
 
 
+OWN = "projections"
+"""What stands for a model's name where the caller brings the matrices."""
+
 MOST_NAMES = 64
 """Names in `return`, each counted as often as it stands there; those beyond are not looked at one by one."""
 
@@ -129,12 +132,14 @@ class AttentionInput:
         form: how the caller nested them, and how the answer is nested.
         options: the small fields.
         projections: the caller's own matrices in place of a model, or None.
+        padded_to: tokens that every sequence of the answer will be padded to; 0 for none but its own.
     """
 
     sequences: tuple[SequenceInput, ...]
     form: Form
     options: Options
     projections: Projections | None = None
+    padded_to: int = 0
 
     field: ClassVar[str] = "/inputs"
 

@@ -1,15 +1,17 @@
 """What the Open Inference Protocol says of the service and its models, whichever way it is asked."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from models.types import ALL_TENSOR_NAMES
+from models.types import ALL_TENSOR_NAMES, TENSOR_NAMES
 from service.catalog import LoadedModel
-from service.codecs import v2
+from service.codecs.v2_tensors import INPUTS
 from service.errors import InvalidOption, NotReady, UnknownField
+from service.messages import OWN
 from service.runtime import Runtime
 from service.statistics import Tally
 
@@ -40,7 +42,7 @@ class TensorMetadata(BaseModel):
 
 
 class ModelMetadata(BaseModel):
-    """What a model takes and gives. `attn_mask` and `attn_bias` are optional."""
+    """What a model takes and gives. `attn_mask`, `attn_bias` and `lengths` are optional."""
 
     name: str
     versions: list[str]
@@ -118,21 +120,59 @@ class IndexedModel(BaseModel):
     reason: str = ""
 
 
-def layers_of(runtime: Runtime) -> list[LoadedModel]:
-    """Every served layer; encoders are not served by this protocol."""
-    served = [model for versions in runtime.engine.catalog.models.values() for model in versions.values()]
-    return [model for model in served if isinstance(model, LoadedModel)]
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the protocol calls a model.
+
+    Attributes:
+        name, version: as answers have them.
+        versions: that are served of the name.
+        inputs, outputs: its tensors, for a batch of sequences.
+    """
+
+    name: str
+    version: str
+    versions: Sequence[str]
+    inputs: Sequence[TensorMetadata]
+    outputs: Sequence[TensorMetadata]
+
+    @property
+    def id(self) -> str:
+        """What its statistics are kept by."""
+        return name_of(self.name, self.version)
+
+
+def served(runtime: Runtime, name: str) -> Served:
+    """What is called `name` or `name@version`.
+
+    Raises:
+        NotFound: if nothing is, or an encoder, which is not served by this protocol.
+    """
+    if name == OWN:
+        matrices = [_input(f"{OWN}.{matrix}", -1, -1) for matrix in ("query", "key", "value")]
+        return Served(OWN, "", [], [*_inputs(-1), *matrices], _outputs(TENSOR_NAMES, [], -1, -1, -1))
+    catalog = runtime.engine.catalog
+    entry = catalog.layer(name).entry
+    spec = entry.spec
+    names = [name for name in ALL_TENSOR_NAMES if name in entry.weights.tensor_names]
+    outputs = _outputs(
+        names, [spec.num_heads] if spec.num_heads > 1 else [], spec.head_dim, spec.v_dim, spec.output_dim,
+        spec.embed_dim,
+    )  # fmt: skip
+    return Served(spec.name, spec.version, list(catalog.models[spec.name]), _inputs(spec.embed_dim), outputs)
+
+
+def all_served(runtime: Runtime) -> list[Served]:
+    """Every layer, and the caller's own matrices."""
+    served_models = [model for versions in runtime.engine.catalog.models.values() for model in versions.values()]
+    names = [model.entry.spec.id for model in served_models if isinstance(model, LoadedModel)]
+    return [served(runtime, name) for name in (*names, OWN)]
 
 
 async def index_of(runtime: Runtime, *, only_ready: bool) -> list[IndexedModel]:
     """Models that are served, and unless only those are asked for what cannot be and what is not loaded."""
     catalog = runtime.engine.catalog
-    index = [
-        IndexedModel(name=name, version=version, state="READY")
-        for name, versions in catalog.models.items()
-        for version, model in versions.items()
-        if isinstance(model, LoadedModel)
-    ]
+    index = [IndexedModel(name=each.name, version=each.version, state="READY") for each in all_served(runtime)]
     if only_ready:
         return index
     for broken in catalog.broken:
@@ -168,71 +208,84 @@ def check_ready(runtime: Runtime) -> None:
         raise NotReady(obstacle, retry_after_s=2)
 
 
-def _tensors(model: LoadedModel) -> tuple[list[TensorMetadata], list[TensorMetadata]]:
-    """Inputs and outputs, for a batch of sequences."""
-    spec = model.entry.spec
-    heads = [spec.num_heads] if spec.num_heads > 1 else []
+def _input(name: str, *shape: int) -> TensorMetadata:
+    return TensorMetadata(name=name, datatype=INPUTS[name][0], shape=[*shape])
+
+
+def _inputs(embed_dim: int) -> list[TensorMetadata]:
+    """What every layer takes."""
+    return [
+        _input("inputs", -1, -1, embed_dim),
+        _input("attn_mask", -1, -1, -1),
+        _input("attn_bias", -1, -1, -1, -1),
+        _input("lengths", -1),
+    ]
+
+
+def _outputs(
+    names: Sequence[str], heads: list[int], head_dim: int, value_dim: int, output_dim: int, embed_dim: int = -1
+) -> list[TensorMetadata]:
+    """The tensors of these names, by the widths of their rows.
+
+    Those that need a parameter, `top_k`, are not told of: there are clients that ask for all they are told of.
+    """
     shapes = {
-        "outputs": [-1, -1, spec.output_dim],
+        "outputs": [-1, -1, output_dim],
         "weights": [-1, *heads, -1, -1],
         "scores": [-1, *heads, -1, -1],
-        "query": [-1, *heads, -1, spec.head_dim],
-        "key": [-1, *heads, -1, spec.head_dim],
-        "value": [-1, *heads, -1, spec.v_dim],
-        "projected": [-1, -1, spec.embed_dim],
+        "query": [-1, *heads, -1, head_dim],
+        "key": [-1, *heads, -1, head_dim],
+        "value": [-1, *heads, -1, value_dim],
+        "projected": [-1, -1, embed_dim],
     }
-    inputs = [
-        TensorMetadata(name="inputs", datatype="FP32", shape=[-1, -1, spec.embed_dim]),
-        TensorMetadata(name="attn_mask", datatype="BOOL", shape=[-1, -1, -1]),
-        TensorMetadata(name="attn_bias", datatype="FP32", shape=[-1, -1, -1, -1]),
-    ]
-    own = [name for name in ALL_TENSOR_NAMES if name in model.entry.weights.tensor_names]
-    return inputs, [TensorMetadata(name=name, datatype=v2.ANSWERED, shape=shapes[name]) for name in own]
+    return [TensorMetadata(name=name, datatype="FP32", shape=shapes[name]) for name in names]
 
 
-def metadata_of(runtime: Runtime, model: LoadedModel) -> ModelMetadata:
+def metadata_of(model: Served) -> ModelMetadata:
     """What a model takes and gives."""
-    spec = model.entry.spec
-    inputs, outputs = _tensors(model)
-    versions = list(runtime.engine.catalog.models[spec.name])
-    return ModelMetadata(name=spec.name, versions=versions, platform=PLATFORM, inputs=inputs, outputs=outputs)
+    return ModelMetadata(
+        name=model.name,
+        versions=list(model.versions),
+        platform=PLATFORM,
+        inputs=list(model.inputs),
+        outputs=list(model.outputs),
+    )
 
 
-def config_of(runtime: Runtime, model: LoadedModel) -> ModelConfig:
+def config_of(runtime: Runtime, model: Served) -> ModelConfig:
     """A model's configuration."""
-    inputs, outputs = _tensors(model)
 
-    def configured(tensors: list[TensorMetadata]) -> list[TensorConfig]:
+    def configured(tensors: Sequence[TensorMetadata]) -> list[TensorConfig]:
         return [
             TensorConfig(
                 name=tensor.name,
                 data_type=f"TYPE_{tensor.datatype}",
                 dims=tensor.shape,
-                optional=tensor.name in ("attn_mask", "attn_bias"),
+                optional=tensor.name in ("attn_mask", "attn_bias", "lengths"),
             )
             for tensor in tensors
         ]
 
     return ModelConfig(
-        name=model.entry.spec.name,
+        name=model.name,
         platform=PLATFORM,
         backend=runtime.settings.backend,
-        input=configured(inputs),
-        output=configured(outputs),
+        input=configured(model.inputs),
+        output=configured(model.outputs),
     )
 
 
-async def statistics_of(runtime: Runtime, model: LoadedModel) -> ModelStatistics:
+async def statistics_of(runtime: Runtime, model: Served) -> ModelStatistics:
     """What became of a model's requests."""
-    spec, kept = model.entry.spec, await runtime.statistics(model)
+    kept = await runtime.statistics(model.id)
     nothing = Tally()
 
     def duration(tally: Tally) -> Duration:
         return Duration(count=tally.count, ns=tally.ns)
 
     return ModelStatistics(
-        name=spec.name,
-        version=spec.version,
+        name=model.name,
+        version=model.version,
         last_inference=kept.last_ms,
         inference_count=kept.inferences,
         execution_count=kept.executions,

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from models.errors import AttentionError
 from service.access import Access
 from service.body import Intake
-from service.catalog import Catalog, LoadedModel, load_catalog
+from service.catalog import Catalog, load_catalog
 from service.engine import LocalEngine
 from service.errors import ConfigurationError, Draining, NotReady, UnservableModel
 from service.exposition import Family, merged, snapshot
@@ -165,12 +165,12 @@ class Runtime:
     async def _snapshot(self, _: None) -> list[Family]:
         return snapshot(self.metrics.registry)
 
-    async def statistics(self, model: LoadedModel) -> Statistics:
-        """What became of the requests of a layer, in all workers."""
-        return Statistics.total(await self.peers.gather("statistics", model.entry.spec.id))
+    async def statistics(self, name: str) -> Statistics:
+        """What became of the requests of a layer, in all workers; see `LocalEngine.statistics`."""
+        return Statistics.total(await self.peers.gather("statistics", name))
 
     async def _statistics(self, wanted: str) -> dict[str, Any]:
-        return asdict(self.engine.catalog.layer(wanted).statistics)
+        return asdict(self.engine.statistics(wanted))
 
     @property
     def draining(self) -> bool:

@@ -219,6 +219,7 @@ def assemble(
     form: Form,
     chosen: Options,
     projections: Projections | None,
+    padded_to: int = 0,
 ) -> AttentionInput:
     """A request whose tensors fit one another.
 
@@ -229,6 +230,7 @@ def assemble(
         form: how the caller nested them.
         chosen: the options.
         projections: the caller's own matrices.
+        padded_to: see `AttentionInput`.
 
     Raises:
         ShapeMismatch: naming the tensor, its shape and the shape it must have.
@@ -256,7 +258,7 @@ def assemble(
         sequences.append(SequenceInput(x, mask, bias))
     if projections is not None:
         _check_projections(projections)
-    return AttentionInput(tuple(sequences), form, chosen, projections)
+    return AttentionInput(tuple(sequences), form, chosen, projections, padded_to)
 
 
 def _check_inputs(x: F32, pointer: str) -> None:
@@ -320,7 +322,7 @@ def flat_tensors(output: AttentionOutput) -> dict[str, Array]:
     One sequence: `outputs`, …; one array of sequences: the same, stacked; a list: `outputs.0`, `outputs.1`, …. Sparse
     weights are two tensors, `weights.indices` and `weights.values`.
     """
-    parts = [_named(answer) for answer in output.answers]
+    parts = [named(answer) for answer in output.answers]
     if output.form == "one":
         return parts[0]
     if output.form == "stack":
@@ -328,7 +330,8 @@ def flat_tensors(output: AttentionOutput) -> dict[str, Array]:
     return {f"{name}.{i}": array for i, part in enumerate(parts) for name, array in part.items()}
 
 
-def _named(answer: Mapping[str, Any]) -> dict[str, Array]:
+def named(answer: Mapping[str, Any]) -> dict[str, Array]:
+    """The tensors of one sequence as binary formats name them."""
     found: dict[str, Array] = {}
     for name, value in answer.items():
         if isinstance(value, np.ndarray):

@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,29 +12,25 @@ import numpy as np
 import orjson
 
 from models.errors import ShapeMismatch
-from models.types import ALL_TENSOR_NAMES, F32, Array
-from service.codecs.base import assemble, check_count, flat_tensors, float32, metadata, nearest, options
+from models.types import ALL_TENSOR_NAMES, F32, Array, Bool, Projections
+from service.codecs.base import PROJECTION_NAMES, assemble, check_count, float32, metadata, nearest, options
 from service.codecs.strict_json import escaped
-from service.errors import InvalidOption, UnknownField, WrongType
-from service.messages import AttentionInput, AttentionOutput, Form, Options
+from service.codecs.v2_tensors import answered
+from service.errors import ConflictingFields, InvalidOption, UnknownField, WrongType
+from service.messages import OWN, AttentionInput, AttentionOutput, Form, Options
 
-DATATYPES: dict[str, np.dtype[Any]] = {
-    "FP16": np.dtype("<f2"), "FP32": np.dtype("<f4"), "FP64": np.dtype("<f8"), "BOOL": np.dtype("?"),
-}  # fmt: skip
-"""Datatypes that are read, of those the protocol has."""
-
-ANSWERED = "FP32"
-"""The datatype of every answered tensor."""
-
-INPUTS = ("inputs", "attn_mask", "attn_bias")
 DEFAULT_OUTPUTS = ("outputs", "weights")
 
-OPTIONS = ("is_causal", "scale", "average_heads", "backend")
+SPARSE = ("weights.indices", "weights.values")
+"""What weights come as with `top_k`."""
+
+OUTPUTS = (*ALL_TENSOR_NAMES, *SPARSE)
+
+OPTIONS = ("is_causal", "scale", "average_heads", "top_k", "backend")
 PARAMETERS = (*OPTIONS, "timeout", "priority", "binary_data_output")
 """Parameters of a request."""
 
 MOST_OUTPUTS = 64
-MOST_AXES = 8
 MOST_ID = 1_024
 """Characters of an id: it is echoed."""
 
@@ -62,19 +58,21 @@ def request(
     model: str,
     given: Mapping[str, Array],
     parameters: Mapping[str, Any],
-    outputs: Sequence[str] = (),
-    binary: frozenset[str] = frozenset(),
+    outputs: Mapping[str, bool],
+    binary: bool,
     id: str = "",
 ) -> InferRequest:
     """The request that named tensors and parameters make.
 
     Args:
-        model: `name` or `name@version`.
-        given: `inputs`, (n, d) or (b, n, d); optionally `attn_mask`, (n, n) for every sequence or (b, n, n); and
-            `attn_bias`, (n, n) for every sequence, (heads, n, n) or (b, n, n), or (b, heads, n, n).
+        model: `name` or `name@version`, or `OWN`.
+        given: by the names of `INPUTS`, in datatypes that those may have. `inputs`, (n, d) or (b, n, d); optionally
+            `attn_mask`, (n, n) for every sequence or (b, n, n); `attn_bias`, (n, n) for every sequence, (heads, n, n)
+            or (b, n, n), or (b, heads, n, n); `lengths`, (b,), tokens of each sequence, of which those behind them are
+            not looked at; and for `OWN` the matrices, query and key (d, d_k), value (d, d_v).
         parameters: of the request; see `PARAMETERS`.
-        outputs: tensors asked for, `DEFAULT_OUTPUTS` if none.
-        binary: those of them that are to be binary.
+        outputs: tensors asked for, and whether each is to be binary; if none, the default ones.
+        binary: whether those are.
         id: the caller's.
 
     Raises:
@@ -83,41 +81,28 @@ def request(
     for name in parameters:
         if name not in PARAMETERS:
             raise UnknownField.at(f"/{escaped(name)}", f"no such parameter; {nearest(name, PARAMETERS)}")
-    names = tuple(outputs) or DEFAULT_OUTPUTS
-    for name in names:
-        if name not in ALL_TENSOR_NAMES:
-            raise UnknownField.at(f"/outputs/{escaped(name)}", f"no such output; {nearest(name, ALL_TENSOR_NAMES)}")
     small = {name: parameters[name] for name in OPTIONS if name in parameters}
-    chosen = options(small | {"model": model, "return": names}, Options, strict=True)
+    asked = _asked(outputs, binary, sparse=small.get("top_k") is not None)
+    wanted = tuple(dict.fromkeys("weights" if name in SPARSE else name for name in asked))
+    named = {} if model == OWN else {"model": model}
+    chosen = options(small | named | {"return": wanted}, Options, strict=True)
     if "inputs" not in given:
         raise ShapeMismatch.at("/inputs", "the tensor is missing; it holds the token embeddings")
-    inputs = _floats(given["inputs"], "/inputs")
-    form: Form = "stack" if inputs.ndim == 3 else "one"
-    if form == "stack":
+    inputs = given["inputs"]
+    if inputs.ndim == 3:
         check_count(len(inputs), "/inputs")
-    count = len(inputs) if form == "stack" else 1
+    rows = _Rows.of(inputs, given.get("lengths"))
     attention = assemble(
-        list(inputs) if form == "stack" else [inputs],
-        _beside("attn_mask", given, form, count),
-        _beside("attn_bias", given, form, count),
-        form,
+        rows.embeddings(inputs),
+        rows.beside("attn_mask", given, _booleans),
+        rows.beside("attn_bias", given, float32),
+        rows.form,
         chosen,
-        None,
+        _projections(model, given),
+        inputs.shape[1] if rows.lengths is not None else 0,
     )
-    return InferRequest(attention, id, names, binary, _timeout_s(parameters))
-
-
-def check_described(name: Any, shape: Any, datatype: Any, pointer: str) -> None:
-    """Raise `InvalidInput` unless there is such an input, with such a datatype, and the shape is one."""
-    if not isinstance(name, str) or name not in INPUTS:
-        hint = nearest(name, INPUTS) if isinstance(name, str) else f"known are {', '.join(INPUTS)}"
-        raise UnknownField.at(f"{pointer}/name", f"no such input; {hint}")
-    if not isinstance(shape, list) or not all(type(axis) is int and 0 <= axis < 2**40 for axis in shape):
-        raise WrongType.at(f"{pointer}/shape", f"{name}: expected a list of sizes")
-    if len(shape) > MOST_AXES:
-        raise ShapeMismatch.at(f"{pointer}/shape", f"{name}: no tensor here has more than {MOST_AXES} axes")
-    if not isinstance(datatype, str) or datatype not in DATATYPES:
-        raise WrongType.at(f"{pointer}/datatype", f"{name}: expected {' or '.join(DATATYPES)}, got {datatype!r}")
+    binaries = frozenset(name for name, is_binary in asked.items() if is_binary)
+    return InferRequest(attention, id, tuple(asked), binaries, _timeout_s(parameters))
 
 
 def checked_id(value: Any) -> str:
@@ -131,10 +116,10 @@ def checked_id(value: Any) -> str:
     return value
 
 
-def tensors(output: AttentionOutput, names: Iterable[str]) -> dict[str, F32]:
-    """An answer's tensors by name in the order of `names`, float32, with a leading axis of sequences as in `inputs`."""
-    found = flat_tensors(output)
-    return {name: found[name] for name in names}
+def tensors(asked: InferRequest, output: AttentionOutput) -> dict[str, Array]:
+    """An answer's tensors by name, in the order asked for, with a leading axis of sequences where `inputs` has one."""
+    found = answered(output, asked.attention.padded_to)
+    return {name: found[name] for name in asked.outputs}
 
 
 def answer_parameters(output: AttentionOutput) -> dict[str, str]:
@@ -146,29 +131,91 @@ def answer_parameters(output: AttentionOutput) -> dict[str, str]:
     return said
 
 
-def _floats(array: Array, pointer: str) -> F32:
-    if array.dtype == np.bool_:
-        raise WrongType.at(pointer, "expected FP32, FP16 or FP64, got BOOL")
-    return float32(array, pointer)
+def _asked(outputs: Mapping[str, bool], binary: bool, *, sparse: bool) -> dict[str, bool]:
+    """The tensors to answer, and whether each is binary."""
+    for name in outputs:
+        if name not in OUTPUTS:
+            raise UnknownField.at(f"/outputs/{escaped(name)}", f"no such output; {nearest(name, OUTPUTS)}")
+        if name in SPARSE and not sparse:
+            raise InvalidOption.at(f"/outputs/{name}", "there is such an output with the parameter top_k only")
+        if name == "weights" and sparse:
+            raise ConflictingFields.at("/outputs/weights", f"with top_k they come as {' and '.join(SPARSE)}")
+    return dict(outputs) or dict.fromkeys(("outputs", *SPARSE) if sparse else DEFAULT_OUTPUTS, binary)
 
 
-def _booleans(array: Array, pointer: str) -> Array:
-    if array.dtype != np.bool_:
-        raise WrongType.at(pointer, "expected BOOL, true = may attend; numbers to be added belong in attn_bias")
-    if array.size and array.view(np.uint8).max() > 1:
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Which rows of the tensors belong to which sequence.
+
+    Attributes:
+        form: how the sequences are nested.
+        count: of sequences.
+        tokens: rows there are for each of them.
+        lengths: rows that it has of those; None for all.
+    """
+
+    form: Form
+    count: int
+    tokens: int
+    lengths: Sequence[int] | None
+
+    @classmethod
+    def of(cls, inputs: Array, lengths: Array | None) -> "_Rows":
+        """By the embeddings, and `lengths` where there are some."""
+        if lengths is None:
+            return cls("stack", len(inputs), 0, None) if inputs.ndim == 3 else cls("one", 1, 0, None)
+        if inputs.ndim != 3:
+            raise ShapeMismatch.at("/lengths", "they are those of several sequences: inputs of shape [b, n, d]")
+        count, tokens, _ = inputs.shape
+        if lengths.shape != (count,):
+            raise ShapeMismatch.at("/lengths", f"its shape is {list(lengths.shape)}, expected [{count}]")
+        for i, length in enumerate(lengths.tolist()):
+            if not 1 <= length <= tokens or length != int(length):
+                raise ShapeMismatch.at(f"/lengths/{i}", f"expected a whole number from 1 to {tokens}, got {length!r}")
+        return cls("list", count, tokens, [int(length) for length in lengths])
+
+    def embeddings(self, inputs: Array) -> list[F32]:
+        """Those of each sequence."""
+        if self.lengths is None:
+            array = float32(inputs, "/inputs")
+            return [array] if self.form == "one" else list(array)
+        return [float32(x[:n], f"/inputs/{i}") for i, (x, n) in enumerate(zip(inputs, self.lengths, strict=True))]
+
+    def beside(self, name: str, given: Mapping[str, Array], read: Any) -> list[Any] | None:
+        """One mask or bias for each sequence; a matrix alone is for all of them."""
+        if name not in given:
+            return None
+        array, pointer = given[name], f"/{name}"
+        if self.form == "one":
+            return [read(array, pointer)]
+        if self.lengths is None:
+            array = read(array, pointer)
+            return [array] * self.count if array.ndim < 3 else list(array)
+        each = [array] * self.count if array.ndim < 3 else list(array)
+        if array.shape[-2:] != (self.tokens, self.tokens) or len(each) != self.count:
+            expected = f"[{self.tokens}, {self.tokens}], or one such matrix for each of {self.count} sequences"
+            raise ShapeMismatch.at(pointer, f"its shape is {list(array.shape)}, expected {expected}")
+        return [read(x[..., :n, :n], f"{pointer}/{i}") for i, (x, n) in enumerate(zip(each, self.lengths, strict=True))]
+
+
+def _booleans(array: Array, pointer: str) -> Bool:
+    if array.size and np.ascontiguousarray(array).view(np.uint8).max() > 1:
         raise WrongType.at(pointer, "a BOOL is a byte 0 or 1")
-    return array
+    return np.ascontiguousarray(array)
 
 
-def _beside(name: str, given: Mapping[str, Array], form: Form, count: int) -> list[Any] | None:
-    """One mask or bias for each sequence; a matrix alone is for all of them."""
-    if name not in given:
+def _projections(model: str, given: Mapping[str, Array]) -> Projections | None:
+    """The caller's own matrices, all of them or none."""
+    names = [f"{OWN}.{name}" for name in PROJECTION_NAMES]
+    if model != OWN and not any(name in given for name in names):
         return None
-    read = _booleans if name == "attn_mask" else _floats
-    array = read(given[name], f"/{name}")
-    if form == "one":
-        return [array]
-    return [array] * count if array.ndim < 3 else list(array)
+    matrices = []
+    for name in names:
+        pointer = f"/{name.replace('.', '/')}"
+        if name not in given:
+            raise ShapeMismatch.at(pointer, "the matrix is missing")
+        matrices.append(float32(given[name], pointer))
+    return Projections(*matrices)
 
 
 def _timeout_s(parameters: Mapping[str, Any]) -> float:

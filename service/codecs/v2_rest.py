@@ -16,24 +16,14 @@ import numpy as np
 import orjson
 
 from models.errors import AttentionError, ShapeMismatch
-from models.types import ALL_TENSOR_NAMES, F32, Array
+from models.types import Array
 from service.codecs.base import check_count, reshaped
 from service.codecs.cut_json import fields_in_steps
 from service.codecs.long_json import in_pieces, number_pieces
 from service.codecs.strict_json import escaped, json_type
-from service.codecs.v2 import (
-    ANSWERED,
-    DATATYPES,
-    DEFAULT_OUTPUTS,
-    MOST_OUTPUTS,
-    InferRequest,
-    answer_parameters,
-    check_described,
-    checked_id,
-    request,
-    tensors,
-)
+from service.codecs.v2 import MOST_OUTPUTS, OUTPUTS, InferRequest, answer_parameters, checked_id, request, tensors
 from service.codecs.v2_document import document_of
+from service.codecs.v2_tensors import DATATYPES, check_described, datatype_of
 from service.errors import ConflictingFields, InvalidOption, UnknownField, Unparsable, WrongType
 from service.lane import Steps
 from service.messages import AttentionOutput
@@ -74,11 +64,8 @@ def _request(document: dict[str, Any], rest: memoryview, model: str) -> InferReq
     parameters = dict(_object(document.get("parameters", {}), "/parameters"))
     binary_default = _flag(parameters, "binary_data_output", "", default=False)
     outputs = _outputs(document.get("outputs", []), binary_default)
-    if not outputs:
-        outputs = dict.fromkeys(DEFAULT_OUTPUTS, binary_default)
     given = _inputs(document.get("inputs"), rest)
-    binary = frozenset(name for name, is_binary in outputs.items() if is_binary)
-    return request(model, given, parameters, tuple(outputs), binary, checked_id(document.get("id", "")))
+    return request(model, given, parameters, outputs, binary_default, checked_id(document.get("id", "")))
 
 
 def encode(asked: InferRequest, output: AttentionOutput) -> tuple[bytes, int | None]:
@@ -96,7 +83,7 @@ def pieces(asked: InferRequest, output: AttentionOutput) -> Iterator[bytes]:
 
 
 def _document(
-    asked: InferRequest, output: AttentionOutput, parts: list[bytes | memoryview], numbers: Callable[[F32], Any]
+    asked: InferRequest, output: AttentionOutput, parts: list[bytes | memoryview], numbers: Callable[[Array], Any]
 ) -> dict[str, Any]:
     """The JSON part of an answer, in which `numbers` stands for a tensor, (elements,); binary ones go to `parts`."""
     name, version = output.model
@@ -105,8 +92,8 @@ def _document(
         document["id"] = asked.id
     document["parameters"] = answer_parameters(output)
     document["outputs"] = described = []
-    for name, tensor in tensors(output, asked.outputs).items():
-        entry: dict[str, Any] = {"name": name, "datatype": ANSWERED, "shape": tensor.shape}
+    for name, tensor in tensors(asked, output).items():
+        entry: dict[str, Any] = {"name": name, "datatype": datatype_of(tensor), "shape": tensor.shape}
         packed = np.ascontiguousarray(tensor)
         if name in asked.binary:
             entry["parameters"] = {"binary_data_size": packed.nbytes}
@@ -211,7 +198,7 @@ def _outputs(value: Any, default: bool) -> dict[str, bool]:
     if not isinstance(value, list):
         raise WrongType.at("/outputs", f"expected a list of outputs, got {json_type(value)}")
     if len(value) > MOST_OUTPUTS:
-        raise InvalidOption.at("/outputs", f"{len(value)} of them; there are {len(ALL_TENSOR_NAMES)} to ask for")
+        raise InvalidOption.at("/outputs", f"{len(value)} of them; there are {len(OUTPUTS)} to ask for")
     found: dict[str, bool] = {}
     for i, item in enumerate(value):
         pointer = f"/outputs/{i}"

@@ -23,6 +23,7 @@ from service.remote.frames import AREA, Area, BadFrame, Frame, Link
 from service.remote.wire import Asked, answer_of, catalog_of, error_of, loaded_of, request_frame
 from service.settings import Settings
 from service.sizes import Sizes
+from service.statistics import Statistics
 
 log = logging.getLogger(__name__)
 
@@ -173,6 +174,7 @@ class RemoteEngine(LocalEngine):
     def __init__(self, settings: Settings, catalog: Catalog, limits: Limits, queue: RemoteQueue) -> None:
         """Hand over to `queue`; `catalog` has stand-ins for runners."""
         self.settings, self.catalog, self.limits, self.shadow = settings, catalog, limits, None
+        self.own = Statistics()
         self.batcher = self._queue = queue
         self.gone, self.trouble = False, ""
 

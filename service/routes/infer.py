@@ -7,6 +7,7 @@ from pydantic import BaseModel, Field
 
 from service.body import WORTH_COMPRESSING, answer_coding
 from service.codecs import v2, v2_rest
+from service.codecs.v2_tensors import MOST_AXES
 from service.engine import LocalEngine, Submission
 from service.errors import UnknownField
 from service.lane import Steps
@@ -37,8 +38,10 @@ class InferenceError(BaseModel):
 ERROR: dict[str, Any] = {"application/json": {"schema": {"$ref": "#/components/schemas/InferenceError"}}}
 
 
-DESCRIPTION = """Takes the tensor `inputs` (FP32, FP16 or FP64, `[n,d]` or `[b,n,d]`) and optionally `attn_mask` (BOOL)
-and `attn_bias`; answers the `outputs` asked for, by default `outputs` and `weights`, always FP32.
+DESCRIPTION = """Takes the tensor `inputs` (FP32, FP16 or FP64, `[n,d]` or `[b,n,d]`) and optionally `attn_mask` (BOOL),
+`attn_bias` and `lengths` (INT64, `[b]`: of sequences of different lengths, padded); answers the `outputs` asked for, by
+default `outputs` and `weights`, FP32. With the parameter `top_k` weights come as `weights.indices`, INT32, and
+`weights.values`. The model `projections` takes the matrices too: `projections.query` and so on.
 
 Tensors stand in the JSON document as `data`, or behind it in binary: `Inference-Header-Content-Length` is then the
 length of the JSON part, and each such tensor has a `binary_data_size`. No Content-Type is needed."""
@@ -47,9 +50,11 @@ length of the JSON part, and each such tensor has a `binary_data_size`. No Conte
 class InferInput(BaseModel):
     """A tensor of a request."""
 
-    name: Literal["inputs", "attn_mask", "attn_bias"]
-    shape: list[int] = Field(max_length=v2.MOST_AXES)
-    datatype: Literal["FP16", "FP32", "FP64", "BOOL"]
+    name: Literal[
+        "inputs", "attn_mask", "attn_bias", "lengths", "projections.query", "projections.key", "projections.value"
+    ]
+    shape: list[int] = Field(max_length=MOST_AXES)
+    datatype: Literal["FP16", "FP32", "FP64", "BOOL", "INT32", "INT64"]
     parameters: dict[str, int] = Field(default={}, description="`binary_data_size`, for data behind the JSON part.")
     data: list[Any] | None = Field(default=None, description="Row-major, nested as the shape says or flat.")
 
@@ -57,7 +62,9 @@ class InferInput(BaseModel):
 class InferRequestedOutput(BaseModel):
     """A tensor to be answered."""
 
-    name: Literal["outputs", "weights", "scores", "query", "key", "value", "projected"]
+    name: Literal[
+        "outputs", "weights", "scores", "query", "key", "value", "projected", "weights.indices", "weights.values"
+    ]
     parameters: dict[str, bool] = Field(default={}, description="`binary_data`.")
 
 
@@ -74,7 +81,7 @@ class InferOutput(BaseModel):
     """A tensor of an answer."""
 
     name: str
-    datatype: Literal["FP32"]
+    datatype: Literal["FP32", "INT32"] = Field(description="INT32 for indices only.")
     shape: list[int]
     parameters: dict[str, int] | None = Field(default=None, description="`binary_data_size`, in binary.")
     data: list[float | None] | None = Field(default=None, description="Flat; masked scores are null.")
@@ -110,7 +117,7 @@ class InferRoute(TensorRoute):
             raise UnknownField.at(f"/{name}", "nothing is read from the query string; options stand in `parameters`")
         place: Mapping[str, str] = scope["path_params"]
         name = name_of(place["name"], place.get("version", ""))
-        return _Infer(exchange, engine, name, engine.catalog.layer(name).statistics)
+        return _Infer(exchange, engine, name, engine.statistics(name))
 
     @property
     def schemas(self) -> Sequence[type[BaseModel]]:
@@ -185,7 +192,9 @@ class _Infer(Call):
         )
 
     def write(self, output: AttentionOutput) -> Written:
-        if output.nbytes >= LONG_ANSWER and not self._request.binary:
+        # Padding makes a short answer a long one.
+        is_long = output.nbytes >= LONG_ANSWER or self._request.attention.padded_to
+        if is_long and not self._request.binary:
             coding = answer_coding(self._exchange.header(b"accept-encoding"), CODINGS)
             pieces = v2_rest.pieces(self._request, output)
             return Written(pieces, [(b"content-type", b"application/json"), (b"vary", b"accept-encoding")], coding)

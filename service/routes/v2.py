@@ -7,7 +7,6 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
 from service.access import KEY_NEEDED
-from service.catalog import LoadedModel
 from service.codecs.strict_json import json_object
 from service.errors import InvalidOption, UnknownField, WrongType
 from service.loader import Change
@@ -17,16 +16,18 @@ from service.protocol import (
     IndexedModel,
     ModelConfig,
     ModelMetadata,
+    Served,
     ServerMetadata,
     StatisticsAnswer,
+    all_served,
     check_load,
     check_ready,
     check_unload,
     config_of,
     index_of,
-    layers_of,
     metadata_of,
     name_of,
+    served,
     statistics_of,
 )
 from service.routes.infer import CODINGS, ERROR
@@ -66,8 +67,8 @@ def router(runtime: Runtime) -> APIRouter:
     """All of `/v2` but `infer`."""
     routes = APIRouter(prefix="/v2", tags=["open inference protocol"], **ROOT)
 
-    def found(name: str, version: str = "") -> LoadedModel:
-        return runtime.engine.catalog.layer(name_of(name, version))
+    def found(name: str, version: str = "") -> Served:
+        return served(runtime, name_of(name, version))
 
     @routes.get("/health/live", summary="Liveness")
     async def server_live() -> Live:
@@ -88,29 +89,29 @@ def router(runtime: Runtime) -> APIRouter:
     @routes.get("/models/stats", summary="Statistics of every model")
     async def all_statistics() -> StatisticsAnswer:
         """See `/v2/models/{name}/stats`."""
-        return StatisticsAnswer(model_stats=[await statistics_of(runtime, model) for model in layers_of(runtime)])
+        return StatisticsAnswer(model_stats=[await statistics_of(runtime, model) for model in all_served(runtime)])
 
     @routes.get("/models/{name}", summary="What a model takes and gives")
     async def model_metadata(name: str) -> ModelMetadata:
         """Names, datatypes and shapes of its tensors."""
-        return metadata_of(runtime, found(name))
+        return metadata_of(found(name))
 
     @routes.get("/models/{name}/versions/{version}", summary="What a version of a model takes and gives")
     async def version_metadata(name: str, version: str) -> ModelMetadata:
         """Names, datatypes and shapes of its tensors."""
-        return metadata_of(runtime, found(name, version))
+        return metadata_of(found(name, version))
 
     @routes.get("/models/{name}/ready", summary="Readiness of a model")
     async def model_ready(name: str) -> ModelReady:
         """200 if it is served and the service is ready."""
         check_ready(runtime)
-        return ModelReady(name=found(name).entry.spec.name)
+        return ModelReady(name=found(name).name)
 
     @routes.get("/models/{name}/versions/{version}/ready", summary="Readiness of a version of a model")
     async def version_ready(name: str, version: str) -> ModelReady:
         """200 if it is served and the service is ready."""
         check_ready(runtime)
-        return ModelReady(name=found(name, version).entry.spec.name)
+        return ModelReady(name=found(name, version).name)
 
     @routes.get("/models/{name}/config", summary="A model's configuration")
     async def model_config(name: str) -> ModelConfig:

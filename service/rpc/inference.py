@@ -7,7 +7,6 @@ import grpc
 
 from models.errors import AttentionError
 from service import protocol
-from service.catalog import LoadedModel
 from service.codecs import v2 as codec
 from service.engine import LocalEngine, Submission
 from service.errors import Forbidden, NotFound, NotReady, Unauthorized
@@ -76,7 +75,7 @@ class _Infer(Call):
     def read(self, body: bytes) -> codec.InferRequest:
         message: ModelInferRequest = parsed(ModelInferRequest, body)
         name = protocol.name_of(message.model_name, message.model_version)
-        self.statistics = self._engine.catalog.layer(name).statistics
+        self.statistics = self._engine.statistics(name)
         return decode(message, name)
 
     def submit(self, request: codec.InferRequest, bytes_in: int, deadline: float) -> Submission:
@@ -153,7 +152,7 @@ class _Methods:
         request = parsed(ModelReadyRequest, await read())
         try:
             protocol.check_ready(self._runtime)
-            self._layer(request)
+            self._served(request)
         except (NotReady, NotFound):
             return ModelReadyResponse(ready=False)
         return ModelReadyResponse(ready=True)
@@ -164,20 +163,20 @@ class _Methods:
         return filled(ServerMetadataResponse(), found)
 
     async def model_metadata(self, _: RpcExchange, read: Read) -> ModelMetadataResponse:
-        layer = self._layer(parsed(ModelMetadataRequest, await read()))
-        return filled(ModelMetadataResponse(), protocol.metadata_of(self._runtime, layer))
+        model = self._served(parsed(ModelMetadataRequest, await read()))
+        return filled(ModelMetadataResponse(), protocol.metadata_of(model))
 
     async def model_config(self, _: RpcExchange, read: Read) -> ModelConfigResponse:
-        layer = self._layer(parsed(ModelConfigRequest, await read()))
+        model = self._served(parsed(ModelConfigRequest, await read()))
         answer = ModelConfigResponse()
-        filled(answer.config, protocol.config_of(self._runtime, layer))
+        filled(answer.config, protocol.config_of(self._runtime, model))
         return answer
 
     async def model_statistics(self, _: RpcExchange, read: Read) -> ModelStatisticsResponse:
         request = parsed(ModelStatisticsRequest, await read())
-        layers = [self._layer(request)] if request.name else protocol.layers_of(self._runtime)
+        models = [self._served(request)] if request.name else protocol.all_served(self._runtime)
         found = protocol.StatisticsAnswer(
-            model_stats=[await protocol.statistics_of(self._runtime, layer) for layer in layers]
+            model_stats=[await protocol.statistics_of(self._runtime, model) for model in models]
         )
         return filled(ModelStatisticsResponse(), found)
 
@@ -202,5 +201,5 @@ class _Methods:
         await self._runtime.unload(catalog, request.model_name)
         return RepositoryModelUnloadResponse()
 
-    def _layer(self, request: Any) -> LoadedModel:
-        return self._runtime.engine.catalog.layer(protocol.name_of(request.name, request.version))
+    def _served(self, request: Any) -> protocol.Served:
+        return protocol.served(self._runtime, protocol.name_of(request.name, request.version))

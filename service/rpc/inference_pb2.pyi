@@ -12,14 +12,18 @@ class DataType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     TYPE_INVALID: _ClassVar[DataType]
     TYPE_BOOL: _ClassVar[DataType]
+    TYPE_INT64: _ClassVar[DataType]
     TYPE_FP16: _ClassVar[DataType]
     TYPE_FP32: _ClassVar[DataType]
     TYPE_FP64: _ClassVar[DataType]
+    TYPE_STRING: _ClassVar[DataType]
 TYPE_INVALID: DataType
 TYPE_BOOL: DataType
+TYPE_INT64: DataType
 TYPE_FP16: DataType
 TYPE_FP32: DataType
 TYPE_FP64: DataType
+TYPE_STRING: DataType
 
 class ServerLiveRequest(_message.Message):
     __slots__ = ()

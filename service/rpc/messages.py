@@ -14,6 +14,7 @@ from models.types import Array
 from service.codecs import v2
 from service.codecs.base import check_count, reshaped
 from service.codecs.strict_json import escaped
+from service.codecs.v2_tensors import DATATYPES, check_described, datatype_of
 from service.errors import ConflictingFields, InvalidOption, UnknownField, Unparsable, WrongType
 from service.messages import AttentionOutput
 from service.rpc.inference_pb2 import (
@@ -24,7 +25,10 @@ from service.rpc.inference_pb2 import (
     ModelStreamInferResponse,
 )
 
-TYPED = {"BOOL": "bool_contents", "FP32": "fp32_contents", "FP64": "fp64_contents"}
+TYPED = {
+    "BOOL": "bool_contents", "FP32": "fp32_contents", "FP64": "fp64_contents", "INT32": "int_contents",
+    "INT64": "int64_contents",
+}  # fmt: skip
 """The field of `contents` for each datatype that has one."""
 
 Filled = TypeVar("Filled")
@@ -78,8 +82,8 @@ def decode(message: ModelInferRequest, model: str) -> v2.InferRequest:
     parameters = parameters_of(message.parameters, "")
     if "binary_data_output" in parameters:
         raise UnknownField.at("/binary_data_output", "it is for REST; here all outputs are raw")
-    outputs = _outputs(message)
-    return v2.request(model, _inputs(message), parameters, outputs, frozenset(outputs), v2.checked_id(message.id))
+    outputs = dict.fromkeys(_outputs(message), True)
+    return v2.request(model, _inputs(message), parameters, outputs, True, v2.checked_id(message.id))
 
 
 def _outputs(message: ModelInferRequest) -> list[str]:
@@ -104,7 +108,7 @@ def _inputs(message: ModelInferRequest) -> dict[str, Array]:
     found: dict[str, Array] = {}
     for i, tensor in enumerate(message.inputs):
         pointer, shape = f"/inputs/{i}", list(tensor.shape)
-        v2.check_described(tensor.name, shape, tensor.datatype, pointer)
+        check_described(tensor.name, shape, tensor.datatype, pointer)
         if tensor.name in found:
             raise ConflictingFields.at(f"/{tensor.name}", "the tensor is given twice")
         for key in tensor.parameters:
@@ -117,7 +121,7 @@ def _inputs(message: ModelInferRequest) -> dict[str, Array]:
 def _raw(tensor: ModelInferRequest.InferInputTensor, content: bytes, pointer: str) -> Array:
     if tensor.HasField("contents"):
         raise ConflictingFields.at(f"{pointer}/contents", f"{tensor.name}: give contents or raw ones, not both")
-    dtype = v2.DATATYPES[tensor.datatype]
+    dtype = DATATYPES[tensor.datatype]
     need = math.prod(tensor.shape) * dtype.itemsize
     if len(content) != need:
         what = f"{list(tensor.shape)} of {tensor.datatype} takes {need}"
@@ -137,7 +141,7 @@ def _typed(tensor: ModelInferRequest.InferInputTensor, pointer: str) -> Array:
     values = getattr(contents, TYPED[datatype])
     if len(values) != (need := math.prod(tensor.shape)):
         raise ShapeMismatch.at(f"/{name}", f"there are {len(values)} elements, but {list(tensor.shape)} takes {need}")
-    return np.fromiter(values, v2.DATATYPES[datatype], len(values))
+    return np.fromiter(values, DATATYPES[datatype], len(values))
 
 
 # ---- out
@@ -153,8 +157,8 @@ def encode(asked: v2.InferRequest, output: AttentionOutput) -> bytes:
     for key, text in v2.answer_parameters(output).items():
         head.parameters[key].string_param = text
     contents: list[bytes | memoryview] = []
-    for tensor_name, tensor in v2.tensors(output, asked.outputs).items():
-        head.outputs.add(name=tensor_name, datatype=v2.ANSWERED, shape=tensor.shape)
+    for tensor_name, tensor in v2.tensors(asked, output).items():
+        head.outputs.add(name=tensor_name, datatype=datatype_of(tensor), shape=tensor.shape)
         content = np.ascontiguousarray(tensor).data.cast("B") if tensor.size else b""
         contents += [_prefix(RAW_OUTPUT_CONTENTS, len(content)), content]
     return b"".join([head.SerializeToString(), *contents])

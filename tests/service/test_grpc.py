@@ -23,6 +23,7 @@ import tritonclient.http as rest
 from conftest import ROOT, Server, start_server
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
+from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as theirs
 from tritonclient.grpc.auth import BasicAuth
 from tritonclient.utils import InferenceServerException
@@ -183,7 +184,7 @@ def test_what_is_said_is_what_rest_says(own: Server, client: Any):
             config, expected = client.get_model_config(model).config, other.get_model_config(model)
             assert (config.name, config.backend, config.max_batch_size) == (model, "onnx", 0)
             assert [
-                {"name": t.name, "data_type": f"TYPE_{'BOOL' if t.data_type == 1 else 'FP32'}", "dims": list(t.dims),
+                {"name": t.name, "data_type": model_config_pb2.DataType.Name(t.data_type), "dims": list(t.dims),
                  "optional": t.optional} for t in config.input
             ] == expected["input"]  # fmt: skip
             assert [t.name for t in config.output] == [t["name"] for t in expected["output"]]
@@ -299,6 +300,22 @@ def test_typed_contents_are_read_and_answered_raw(own: Server, channel: grpc.Cha
     assert not any(output.HasField("contents") for output in answer.outputs)
 
 
+@pytest.mark.parametrize(("datatype", "field"), [("INT64", "int64_contents"), ("INT32", "int_contents")])
+def test_typed_lengths_are_read(own: Server, channel: grpc.Channel, datatype: str, field: str):
+    x = draw("lesson", 2, 3)
+    message = theirs.ModelInferRequest(model_name="lesson")
+    message.inputs.add(name="inputs", datatype="FP32", shape=x.shape).contents.fp32_contents.extend(x.ravel())
+    lengths = message.inputs.add(name="lengths", datatype=datatype, shape=[2])
+    getattr(lengths.contents, field).extend([3, 1])
+    message.outputs.add(name="weights")
+
+    (raw,) = infer(channel, message).raw_output_contents
+
+    found = np.frombuffer(raw, np.float32).reshape(2, 3, 3)
+    assert bits(found[0]) == bits(v1(own, "lesson", inputs=x[0])["weights"])
+    assert found[1].tolist() == [[1, 0, 0], [0, 0, 0], [0, 0, 0]]
+
+
 def test_the_async_client_is_served_too(own: Server):
     """Many at the same time."""
     xs = [draw("single-head-64", n) for n in (1, 5, 16, 40)]
@@ -401,7 +418,7 @@ def broken(change: Callable[[Any], Any]) -> Any:
         (lambda m: m.inputs[0].contents.fp32_contents.append(1), "give contents or raw ones, not both"),
         (lambda m: m.inputs[0].shape.append(2), "60 raw bytes, but [3, 5, 2] of FP32 takes 120"),
         (lambda m: m.inputs[0].shape.append(-1), "expected a list of sizes"),
-        (lambda m: setattr(m.inputs[0], "datatype", "INT8"), "expected FP16 or FP32 or FP64 or BOOL, got 'INT8'"),
+        (lambda m: setattr(m.inputs[0], "datatype", "INT8"), "expected FP32 or FP16 or FP64, got 'INT8'"),
         (lambda m: setattr(m.inputs[0], "name", "input"), "no such input; did you mean 'inputs'?"),
         (lambda m: (m.inputs.append(m.inputs[0]), m.raw_input_contents.append(b"")), "the tensor is given twice"),
         (lambda m: setattr(m.inputs[0].parameters["shared_memory_region"], "string_param", "x"),
@@ -604,7 +621,7 @@ def test_models_come_and_go(client: Any):
              client.get_model_repository_index().models}  # fmt: skip
     assert index == {
         "lesson": ("1", "READY", ""), "multi-head-384x12": ("1", "READY", ""),
-        "single-head-64": ("", "UNAVAILABLE", "not loaded"),
+        "single-head-64": ("", "UNAVAILABLE", "not loaded"), "projections": ("", "READY", ""),
     }  # fmt: skip
     with pytest.raises(InferenceServerException, match="neither a config nor files can be sent") as caught:
         client.load_model("single-head-64", headers=ADMIN, config="{}")
@@ -622,7 +639,7 @@ def test_statistics_are_shared_with_rest(own: Server, client: Any):
         (found,) = client.get_inference_statistics("lesson").model_stats
         everything = {entry.name: entry for entry in client.get_inference_statistics().model_stats}
         assert found == everything["lesson"]
-        assert everything.keys() == set(ENTRIES)
+        assert everything.keys() == {*ENTRIES, "projections"}
         counts = {field.name: value.count for field, value in found.inference_stats.ListFields()}
         return {"inferences": found.inference_count, **counts}
 
@@ -743,7 +760,7 @@ PAGE = (ROOT / "docs/v2.md").read_text()
 
 
 def test_the_python_example_of_the_page_works(own: Server, capsys: pytest.CaptureFixture[str]):
-    _, code = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    *_, code = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     scope: dict[str, Any] = {}
 
     exec(code.replace("127.0.0.1:8001", own.grpc), scope)

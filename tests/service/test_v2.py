@@ -124,6 +124,7 @@ def test_the_metadata_are_those_of_the_answers(client: Any, model: str, version:
         {"name": "inputs", "datatype": "FP32", "shape": [-1, -1, ENTRIES[model].spec.embed_dim]},
         {"name": "attn_mask", "datatype": "BOOL", "shape": [-1, -1, -1]},
         {"name": "attn_bias", "datatype": "FP32", "shape": [-1, -1, -1, -1]},
+        {"name": "lengths", "datatype": "INT64", "shape": [-1]},
     ]
     assert names == list(TENSOR_NAMES)
     for output in found["outputs"]:
@@ -135,7 +136,7 @@ def test_the_metadata_are_those_of_the_answers(client: Any, model: str, version:
         assert [(t["name"], t["data_type"], t["dims"]) for t in config[kind]] == [
             (t["name"], f"TYPE_{t['datatype']}", t["shape"]) for t in found[others]
         ]
-    assert [t["optional"] for t in config["input"]] == [False, True, True]
+    assert [t["optional"] for t in config["input"]] == [False, True, True, True]
     assert (config["name"], config["max_batch_size"], config["backend"]) == (model, 0, "onnx")
 
 
@@ -463,7 +464,8 @@ def test_models_come_and_go(own: Server):
     """Through the loader, with an admin's key."""
     with triton.InferenceServerClient(place(own)) as client:
         index = client.get_model_repository_index()
-        assert index == [{"name": n, "version": "1", "state": "READY", "reason": ""} for n in sorted(ENTRIES)]
+        names = [*((name, "1") for name in sorted(ENTRIES)), ("projections", "")]
+        assert index == [{"name": n, "version": v, "state": "READY", "reason": ""} for n, v in names]
         with pytest.raises(InferenceServerException) as caught:
             client.unload_model("single-head-64")
         assert caught.value.status() == "401"
@@ -490,7 +492,7 @@ def test_models_come_and_go(own: Server):
 
 def test_the_repository_takes_empty_bodies_and_refuses_strange_ones(own: Server):
     for body in (b"", b"  ", b"{}", b'{"ready": false}', b'{"ready": true}'):
-        assert {entry["name"] for entry in post(own, "/v2/repository/index", body).json()} == set(ENTRIES)
+        assert {entry["name"] for entry in post(own, "/v2/repository/index", body).json()} == {*ENTRIES, "projections"}
     for body, code in (
         (b"[]", "wrong-type"), (b"{", "unparsable"), (b'{"reedy": true}', "unknown-field"),
         (b'{"ready": 1}', "invalid-option"),
@@ -521,7 +523,7 @@ def test_statistics_are_what_the_client_counted(own: Server):
             (same,) = client.get_inference_statistics("lesson", "1")["model_stats"]
             everything = {entry["name"]: entry for entry in client.get_inference_statistics()["model_stats"]}
             assert found == same == everything["lesson"]
-            assert everything.keys() == set(ENTRIES)
+            assert everything.keys() == {*ENTRIES, "projections"}
             return found
 
         before = kept()
@@ -574,22 +576,24 @@ def test_every_curl_example_of_the_page_works(server: Server):
     """An example that does not run teaches mistrust."""
     examples = CURL.findall(PAGE)
 
-    assert len(examples) == PAGE.count("curl -s ") == 5
+    assert len(examples) == PAGE.count("curl -s ") == 6
     for method, path, body in examples:
         reply = call(server.url, method or ("POST" if body else "GET"), path, body.encode() or None)
         assert reply.status == 200, (path, reply.body)
 
 
 def test_the_python_example_of_the_page_works(server: Server, capsys: pytest.CaptureFixture[str]):
-    code, _ = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)  # the other is for gRPC
-    scope: dict[str, Any] = {}
+    """The third of them is for gRPC."""
+    codes = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert len(codes) == 3
+    for code, expected in zip(codes[:2], ([1] * 32, [1, 1, 1, 1, 0, 0]), strict=True):
+        scope: dict[str, Any] = {}
 
-    exec(code.replace("127.0.0.1:8000", place(server)), scope)
+        exec(code.replace("127.0.0.1:8000", place(server)), scope)
 
-    scope["client"].close()
-    assert (
-        np.array(capsys.readouterr().out.replace("[", "").replace("]", "").split(), float).round(6).tolist() == [1] * 32
-    )
+        scope["client"].close()
+        numbers = capsys.readouterr().out.replace("[", "").replace("]", "").split()
+        assert np.array(numbers, float).round(6).tolist() == expected
 
 
 def test_the_page_names_every_parameter_and_every_endpoint(server: Server):

@@ -25,12 +25,14 @@ from service.errors import (
     Unparsable,
     WrongType,
 )
-from service.messages import AttentionOutput
+from service.messages import AttentionOutput, TopK
 from service.problems import OPEN_INFERENCE, problem
 
 LAW = settings(deadline=None, max_examples=150, derandomize=True)
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
-NAMES = {"float16": "FP16", "float32": "FP32", "float64": "FP64", "bool": "BOOL"}
+NAMES = {
+    "float16": "FP16", "float32": "FP32", "float64": "FP64", "bool": "BOOL", "int32": "INT32", "int64": "INT64",
+}  # fmt: skip
 
 finite: Any = {"allow_nan": False, "allow_infinity": False}
 
@@ -45,8 +47,8 @@ def document(*inputs: Any, **fields: Any) -> bytes:
     return json.dumps({"inputs": list(inputs) or [tensor(X)], **fields}).encode()
 
 
-def decode(body: bytes, length: str = "") -> v2.InferRequest:
-    return v2_rest.decode(body, length, "lesson")
+def decode(body: bytes, length: str = "", model: str = "lesson") -> v2.InferRequest:
+    return v2_rest.decode(body, length, model)
 
 
 def with_binary(*arrays: tuple[str, np.ndarray], tail: bytes = b"", **fields: Any) -> tuple[bytes, str]:
@@ -161,6 +163,161 @@ def test_without_parameters_everything_has_its_default():
     assert found.timeout_s == decode(document(parameters={"timeout": 0})).timeout_s == math.inf
 
 
+# ---- sequences of different lengths
+
+
+BATCH = np.arange(24, dtype=np.float32).reshape(2, 4, 3)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_what_is_beyond_a_sequence_is_not_looked_at(binary: bool, dtype: Any):
+    """Nor is it checked: callers leave there what they like."""
+    x, lengths = BATCH.copy(), np.array([4, 2], dtype)
+    masks, biases = np.arange(32).reshape(2, 4, 4) % 3 > 0, np.ones((2, 2, 4, 4), np.float32)
+    if binary:
+        x[1, 2:], biases[1, :, 2:] = np.nan, np.inf
+    given = (("inputs", x), ("lengths", lengths), ("attn_mask", masks), ("attn_bias", biases))
+    if binary:
+        found = decode(*with_binary(*given)).attention
+    else:
+        found = decode(document(*(tensor(array, name) for name, array in given))).attention
+
+    assert (found.form, found.padded_to) == ("list", 4)
+    for i, (sequence, n) in enumerate(zip(found.sequences, lengths, strict=True)):
+        assert bits(sequence.inputs) == bits(x[i, :n])
+        assert sequence.attn_mask is not None
+        assert sequence.attn_mask.tolist() == masks[i, :n, :n].tolist()
+        assert sequence.attn_mask.flags.c_contiguous
+        assert bits(sequence.attn_bias) == bits(biases[i, :, :n, :n])
+
+
+def test_a_matrix_alone_is_cut_for_every_sequence():
+    mask = np.tri(4, dtype=bool)
+
+    found = decode(*with_binary(("inputs", BATCH), ("attn_mask", mask), ("lengths", np.array([1, 3])))).attention
+
+    assert [s.attn_mask.tolist() for s in found.sequences] == [mask[:n, :n].tolist() for n in (1, 3)]
+
+
+@pytest.mark.parametrize(
+    ("x", "more", "pointer"),
+    [
+        (X, {"lengths": np.array([2])}, "/lengths"),
+        (BATCH, {"lengths": np.array([2])}, "/lengths"),
+        (BATCH, {"lengths": np.array([[2, 2]])}, "/lengths"),
+        (BATCH, {"lengths": np.array([2, 0])}, "/lengths/1"),
+        (BATCH, {"lengths": np.array([5, 1])}, "/lengths/0"),
+        (BATCH, {"lengths": np.array([-1, 1])}, "/lengths/0"),
+        (BATCH, {"lengths": np.array([4, 2]), "attn_mask": np.ones((2, 5, 5), bool)}, "/attn_mask"),
+        (BATCH, {"lengths": np.array([4, 2]), "attn_mask": np.ones((3, 4, 4), bool)}, "/attn_mask"),
+        (BATCH, {"lengths": np.array([4, 2]), "attn_mask": np.ones(4, bool)}, "/attn_mask"),
+        (BATCH, {"lengths": np.array([4, 2]), "attn_bias": np.ones((2, 2, 4, 3), np.float32)}, "/attn_bias"),
+    ],
+)
+def test_lengths_must_fit_the_batch(x: np.ndarray, more: dict[str, np.ndarray], pointer: str):
+    raises(ShapeMismatch, pointer, *with_binary(("inputs", x), *more.items()))
+
+
+@pytest.mark.parametrize("data", [[1.5, 2], [1, 10**400]])
+def test_a_length_is_a_whole_number(data: list[Any]):
+    """JSON has one kind of numbers."""
+    lengths = tensor(np.array([1, 2]), "lengths", data=data)
+
+    with pytest.raises(ShapeMismatch, match="expected a whole number from 1 to 4"):
+        decode(document(tensor(BATCH), lengths))
+
+
+def test_a_number_that_is_not_finite_is_named_by_its_sequence():
+    x = BATCH.copy()
+    x[1, 1, 2] = np.nan
+
+    raises(NonFinite, "/inputs/1/1/2", *with_binary(("inputs", x), ("lengths", np.array([4, 2]))))
+
+
+def test_an_answer_is_padded_with_zeros_as_its_inputs_are():
+    """Also indices, and scores, which are -inf where they are masked only."""
+    outputs = [{"name": name} for name in ("weights.indices", "weights.values", "scores", "query")]
+    asked = decode(
+        document(tensor(BATCH), tensor(np.array([1, 3]), "lengths"), parameters={"top_k": 2}, outputs=outputs)
+    )
+    answers: Any = [
+        {
+            "weights": TopK(np.full((n, min(n, 2)), n, np.int32), np.full((n, min(n, 2)), 0.5, np.float32)),
+            "scores": np.full((n, n), -np.inf, np.float32),
+            "query": np.ones((7, n, 2), np.float32),
+        }
+        for n in (1, 3)
+    ]
+    info = BackendInfo("onnx", "cpu", "CPU", "float32")
+    whole = AttentionOutput(answers, [[], []], "list", "json", ("lesson", "1"), info)
+
+    found = v2.tensors(asked, whole)
+
+    assert {name: (array.shape, array.dtype.name) for name, array in found.items()} == {
+        "weights.indices": ((2, 4, 2), "int32"), "weights.values": ((2, 4, 2), "float32"),
+        "scores": ((2, 4, 4), "float32"), "query": ((2, 7, 4, 2), "float32"),
+    }  # fmt: skip
+    assert found["weights.indices"].tolist() == [[[1, 0]] + [[0, 0]] * 3, [[3, 3]] * 3 + [[0, 0]]]
+    assert np.isneginf(found["scores"]).sum(axis=(1, 2)).tolist() == [1, 9]
+    assert found["query"].sum(axis=(1, 2, 3)).tolist() == [14, 42]
+    body, _ = v2_rest.encode(asked, whole)
+    assert [entry["datatype"] for entry in json.loads(body)["outputs"]] == ["INT32", "FP32", "FP32", "FP32"]
+
+
+# ---- the caller's own matrices
+
+
+OWN = [(f"projections.{name}", np.full((3, 2), i, np.float32)) for i, name in enumerate(("query", "key", "value"))]
+
+
+def test_a_caller_may_bring_the_matrices():
+    found = decode(*with_binary(("inputs", X), *OWN), model="projections").attention
+
+    assert found.options.model is None
+    assert found.projections is not None
+    for name, matrix in OWN:
+        assert bits(getattr(found.projections, name.removeprefix("projections."))) == bits(matrix)
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "kind", "pointer"),
+    [
+        ("lesson", OWN, ConflictingFields, "/projections"),
+        ("lesson", OWN[:1], ShapeMismatch, "/projections/key"),
+        ("projections", [], ShapeMismatch, "/projections/query"),
+        ("projections", OWN[:2], ShapeMismatch, "/projections/value"),
+        ("projections", [*OWN[:2], ("projections.value", np.ones(3, np.float32))], ShapeMismatch, "/projections/value"),
+        ("projections", [*OWN[:2], ("projections.value", np.full((3, 2), np.nan))], NonFinite,
+         "/projections/value/0/0"),
+    ],
+)  # fmt: skip
+def test_matrices_come_together_or_not_at_all(
+    model: str, given: list[tuple[str, np.ndarray]], kind: type[AttentionError], pointer: str
+):
+    body, length = with_binary(("inputs", X), *given)
+
+    with pytest.raises(kind) as caught:
+        decode(body, length, model)
+
+    assert [field.pointer for field in caught.value.fields] == [pointer]
+
+
+# ---- what is asked for
+
+
+def test_sparse_weights_are_two_tensors():
+    """The default ones, where none are named; either of them alone, too."""
+    found = decode(document(parameters={"top_k": 2}))
+    alone = decode(document(parameters={"top_k": 2}, outputs=[{"name": "weights.values"}, {"name": "key"}]))
+
+    assert found.outputs == ("outputs", "weights.indices", "weights.values")
+    assert found.attention.options.wanted == ("outputs", "weights")
+    assert found.attention.options.top_k == 2
+    assert alone.outputs == ("weights.values", "key")
+    assert alone.attention.options.wanted == ("weights", "key")
+
+
 @pytest.mark.parametrize(
     ("outputs", "default", "names", "binary"),
     [
@@ -270,9 +427,15 @@ def test_a_boolean_is_a_byte_0_or_1():
 
 def test_a_tensor_must_have_the_type_of_its_meaning():
     """A 0/1 mask of floats that is silently added is a classic bug."""
-    raises(WrongType, "/attn_mask", *with_binary(("inputs", X), ("attn_mask", np.zeros((2, 2), np.float32))))
-    raises(WrongType, "/attn_bias", *with_binary(("inputs", X), ("attn_bias", np.zeros((2, 2), bool))))
-    raises(WrongType, "/inputs", *with_binary(("inputs", np.zeros((2, 2), bool))))
+    numbers = np.zeros((2, 2), np.float32)
+    for name, wrong, hint in (
+        ("attn_mask", numbers, "expected BOOL, true = may attend; numbers to be added belong in attn_bias, got 'FP32'"),
+        ("attn_bias", numbers.astype(bool), "attn_bias: expected FP32 or FP16 or FP64, got 'BOOL'"),
+        ("lengths", numbers, "lengths: expected INT64 or INT32, got 'FP32'"),
+        ("projections.key", numbers.astype(np.int32), "expected FP32 or FP16 or FP64, got 'INT32'"),
+    ):
+        raises(WrongType, "/inputs/1/datatype", *with_binary(("inputs", X), (name, wrong)), match=hint)
+    raises(WrongType, "/inputs/0/datatype", *with_binary(("inputs", np.zeros((2, 2), bool))))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e39])
@@ -359,7 +522,14 @@ def test_half_precision_has_no_form_in_json():
         (document(parameters=[]), WrongType, "/parameters"),
         (document(parameters={"causal": True}), UnknownField, "/causal"),
         (document(parameters={"sequence_id": 1}), UnknownField, "/sequence_id"),
-        (document(parameters={"top_k": 1}), UnknownField, "/top_k"),
+        (document(parameters={"top_k": 0}), InvalidOption, "/top_k"),
+        (document(parameters={"top_k": 1.0}), InvalidOption, "/top_k"),
+        (document(parameters={"top_k": True}), InvalidOption, "/top_k"),
+        (document(parameters={"top_k": 1}, outputs=[{"name": "weights"}]), ConflictingFields, "/outputs/weights"),
+        (document(outputs=[{"name": "weights.values"}]), InvalidOption, "/outputs/weights.values"),
+        (document(parameters={"top_k": None}, outputs=[{"name": "weights.values"}]), InvalidOption,
+         "/outputs/weights.values"),
+        (document(parameters={"encoding": "base64"}), UnknownField, "/encoding"),
         (document(parameters={"model": "x"}), UnknownField, "/model"),
         (document(parameters={"is_causal": 1}), InvalidOption, "/is_causal"),
         (document(parameters={"is_causal": "true"}), InvalidOption, "/is_causal"),
