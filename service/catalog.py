@@ -60,6 +60,12 @@ class LoadedEncoder:
     runners: Mapping[str, Runner]
     parity: Mapping[str, float]
     digest: str
+    statistics: Statistics = field(default_factory=Statistics)
+
+    @property
+    def layers(self) -> int:
+        """How many it has."""
+        return self.entry.spec.num_layers
 
 
 Loaded = LoadedModel | LoadedEncoder

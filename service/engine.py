@@ -118,12 +118,12 @@ class LocalEngine:
         return ""
 
     def statistics(self, name: str) -> Statistics:
-        """What became of the requests of a layer, `name` or `name@version`, or of those with their own matrices, `OWN`.
+        """What became of a model's requests, `name` or `name@version`, or of those with their own matrices, `OWN`.
 
         Raises:
-            NotFound: if there is no such layer.
+            NotFound: if there is no such model.
         """
-        return self.own if name == OWN else self.catalog.layer(name).statistics
+        return self.own if name == OWN else self.catalog.find(name).statistics
 
     def submit(self, request: AttentionInput, bytes_in: int, deadline: float) -> "Submission":
         """Queue a request.
@@ -208,6 +208,8 @@ class LocalEngine:
         layers = range(spec.num_layers) if options.layers == "all" else sorted(set(options.layers))
         sizes = Sizes(spec.num_heads, spec.head_dim, spec.head_dim, spec.embed_dim, len(layers))
         lengths = [len(tokens.ids) for tokens in tokenised.tokens]
+        if request.padded:
+            lengths = [max(lengths)] * len(lengths)
         runner = encoder.runners[backend]
         size = checked_size(request, lengths, sizes, bytes_in, self.settings, self.limits, runner.holds_scores)
         job = Job(
@@ -217,6 +219,7 @@ class LocalEngine:
             wanted=tuple(f"layers.{layer}.{name}" for layer in layers for name in options.wanted),
             is_causal=False,
             scale=1.0,
+            statistics=encoder.statistics,
         )
         units = [Unit(job, SequenceInput(t.ids), request.pointer(i)) for i, t in enumerate(tokenised.tokens)]
         return self._queued(units, request, (spec.name, spec.version), sizes, size, deadline, tokenised.tokens)

@@ -156,11 +156,13 @@ class TextInput:
         texts: at least one.
         form: `one` or `list`.
         options: the small fields.
+        padded: whether every text of the answer will be padded to the longest.
     """
 
     texts: tuple[str, ...]
     form: Form
     options: TextOptions
+    padded: bool = False
 
     field: ClassVar[str] = "/text"
 

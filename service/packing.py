@@ -27,7 +27,7 @@ class Job:
         scale: factor of the scores, the caller's or the model's.
         window: the model's sliding window, or None.
         projections: the caller's own matrices, or None.
-        statistics: of the layer, or None where it has none.
+        statistics: of the model, or None where nobody counts.
     """
 
     runner: Runner

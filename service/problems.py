@@ -67,7 +67,7 @@ OPEN_INFERENCE = Dialect(
     {
         InvalidInput: 400,  # the protocol knows one status for whatever is wrong with a request
         errors.UnservableModel: 400,
-        errors.NotInstalled: 404,  # what could be installed is an encoder, and those are not served by this protocol
+        errors.NotInstalled: 404,  # 503 would be asked again, though nobody installs it meanwhile
     },
     "error",
 )

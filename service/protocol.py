@@ -7,9 +7,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+from models.spec import AttentionSpec
 from models.types import ALL_TENSOR_NAMES, TENSOR_NAMES
 from service.catalog import LoadedModel
-from service.codecs.v2_tensors import INPUTS
+from service.codecs.v2_tensors import INPUTS, TOKEN_TENSORS
 from service.errors import InvalidOption, NotReady, UnknownField
 from service.messages import OWN
 from service.runtime import Runtime
@@ -146,27 +147,37 @@ def served(runtime: Runtime, name: str) -> Served:
     """What is called `name` or `name@version`.
 
     Raises:
-        NotFound: if nothing is, or an encoder, which is not served by this protocol.
+        NotFound: if nothing is.
     """
     if name == OWN:
         matrices = [_input(f"{OWN}.{matrix}", -1, -1) for matrix in ("query", "key", "value")]
         return Served(OWN, "", [], [*_inputs(-1), *matrices], _outputs(TENSOR_NAMES, [], -1, -1, -1))
     catalog = runtime.engine.catalog
-    entry = catalog.layer(name).entry
-    spec = entry.spec
-    names = [name for name in ALL_TENSOR_NAMES if name in entry.weights.tensor_names]
-    outputs = _outputs(
-        names, [spec.num_heads] if spec.num_heads > 1 else [], spec.head_dim, spec.v_dim, spec.output_dim,
-        spec.embed_dim,
-    )  # fmt: skip
-    return Served(spec.name, spec.version, list(catalog.models[spec.name]), _inputs(spec.embed_dim), outputs)
+    model = catalog.find(name)
+    if isinstance(model, LoadedModel):
+        inputs = _inputs(model.entry.spec.embed_dim)
+        names = [name for name in ALL_TENSOR_NAMES if name in model.entry.weights.tensor_names]
+        outputs = _outputs_of(model.entry.spec, names)
+    else:
+        inputs = [_input("text", -1)]
+        layer = _outputs_of(model.entry.spec.layer, ALL_TENSOR_NAMES)
+        outputs = [
+            TensorMetadata(name=name, datatype=datatype, shape=shape)
+            for name, (datatype, shape) in TOKEN_TENSORS.items()
+        ]
+        outputs += [
+            tensor.model_copy(update={"name": f"layers.{i}.{tensor.name}"})
+            for i in range(model.layers)
+            for tensor in layer
+        ]
+    spec = model.entry.spec
+    return Served(spec.name, spec.version, list(catalog.models[spec.name]), inputs, outputs)
 
 
 def all_served(runtime: Runtime) -> list[Served]:
-    """Every layer, and the caller's own matrices."""
-    served_models = [model for versions in runtime.engine.catalog.models.values() for model in versions.values()]
-    names = [model.entry.spec.id for model in served_models if isinstance(model, LoadedModel)]
-    return [served(runtime, name) for name in (*names, OWN)]
+    """Every layer and encoder, and the caller's own matrices."""
+    models = [model for versions in runtime.engine.catalog.models.values() for model in versions.values()]
+    return [served(runtime, name) for name in (*(model.entry.spec.id for model in models), OWN)]
 
 
 async def index_of(runtime: Runtime, *, only_ready: bool) -> list[IndexedModel]:
@@ -222,6 +233,11 @@ def _inputs(embed_dim: int) -> list[TensorMetadata]:
     ]
 
 
+def _outputs_of(spec: AttentionSpec, names: Sequence[str]) -> list[TensorMetadata]:
+    heads = [spec.num_heads] if spec.num_heads > 1 else []
+    return _outputs(names, heads, spec.head_dim, spec.v_dim, spec.output_dim, spec.embed_dim)
+
+
 def _outputs(
     names: Sequence[str], heads: list[int], head_dim: int, value_dim: int, output_dim: int, embed_dim: int = -1
 ) -> list[TensorMetadata]:
@@ -259,7 +275,7 @@ def config_of(runtime: Runtime, model: Served) -> ModelConfig:
         return [
             TensorConfig(
                 name=tensor.name,
-                data_type=f"TYPE_{tensor.datatype}",
+                data_type=f"TYPE_{'STRING' if tensor.datatype == 'BYTES' else tensor.datatype}",
                 dims=tensor.shape,
                 optional=tensor.name in ("attn_mask", "attn_bias", "lengths"),
             )

@@ -166,7 +166,7 @@ class Runtime:
         return snapshot(self.metrics.registry)
 
     async def statistics(self, name: str) -> Statistics:
-        """What became of the requests of a layer, in all workers; see `LocalEngine.statistics`."""
+        """What became of the requests of a model, in all workers; see `LocalEngine.statistics`."""
         return Statistics.total(await self.peers.gather("statistics", name))
 
     async def _statistics(self, wanted: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What became of the requests of one layer, as the Open Inference Protocol's statistics have it."""
+"""What became of the requests of one model, as the Open Inference Protocol's statistics have it."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -21,7 +21,7 @@ class Tally:
 
 @dataclass(slots=True)
 class Statistics:
-    """Counts since a layer was loaded. Used from the event loop's thread only.
+    """Counts since a model was loaded. Used from the event loop's thread only.
 
     Attributes:
         success, fail: requests that were answered and that were not, from arrival to answer.

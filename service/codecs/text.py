@@ -1,15 +1,13 @@
 """Requests that bring text: `{"text": ..., ...}` in JSON."""
 
 from service.codecs.base import check_count, check_format, merged, nearest, option_names, query_options
-from service.codecs.strict_json import body_options, escaped, json_object, json_type
-from service.errors import InvalidOption, TooLarge, UnknownField, WrongType
+from service.codecs.strict_json import body_options, escaped, json_object
+from service.codecs.texts import checked_texts
+from service.errors import InvalidOption, UnknownField, WrongType
 from service.messages import Form, TextInput, TextOptions
 
 OPTIONS = option_names(TextOptions)
 FIELDS = ("text", *OPTIONS)
-
-MOST_CHARACTERS = 1 << 17
-"""Characters of one request: tokenising more would take seconds, and no encoder takes so many tokens."""
 
 
 class TextDecoder:
@@ -36,22 +34,8 @@ class TextDecoder:
 
 def _texts(value: object) -> tuple[tuple[str, ...], Form]:
     if not isinstance(value, list):
-        return (_text(value, "/text", 0),), "one"
+        return checked_texts([value], ["/text"]), "one"
     if not value:
         raise InvalidOption.at("/text", "the list is empty; at least one text is needed")
     check_count(len(value), "/text")
-    texts: list[str] = []
-    characters = 0
-    for i, item in enumerate(value):
-        texts.append(_text(item, f"/text/{i}", characters))
-        characters += len(texts[-1])
-    return tuple(texts), "list"
-
-
-def _text(value: object, pointer: str, before: int) -> str:
-    """A text, with `before` characters in those before it."""
-    if not isinstance(value, str):
-        raise WrongType.at(pointer, f"expected a string, got {json_type(value)}")
-    if before + len(value) > MOST_CHARACTERS:
-        raise TooLarge.at(pointer, f"{before + len(value)} characters so far; a request may have {MOST_CHARACTERS}")
-    return value
+    return checked_texts(value, [f"/text/{i}" for i in range(len(value))]), "list"

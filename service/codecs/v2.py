@@ -4,7 +4,8 @@
 """
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,22 +16,28 @@ from models.errors import ShapeMismatch
 from models.types import ALL_TENSOR_NAMES, F32, Array, Bool, Projections
 from service.codecs.base import PROJECTION_NAMES, assemble, check_count, float32, metadata, nearest, options
 from service.codecs.strict_json import escaped
-from service.codecs.v2_tensors import answered
+from service.codecs.texts import checked_texts
+from service.codecs.v2_tensors import TOKEN_TENSORS, answered
 from service.errors import ConflictingFields, InvalidOption, UnknownField, WrongType
-from service.messages import OWN, AttentionInput, AttentionOutput, Form, Options
-
-DEFAULT_OUTPUTS = ("outputs", "weights")
+from service.messages import OWN, AttentionInput, AttentionOutput, Form, Options, TextInput, TextOptions
 
 SPARSE = ("weights.indices", "weights.values")
 """What weights come as with `top_k`."""
 
 OUTPUTS = (*ALL_TENSOR_NAMES, *SPARSE)
+"""The tensors of a layer."""
+
+LAYERED = re.compile(rf"layers\.(0|[1-9]\d{{0,3}})\.({'|'.join(ALL_TENSOR_NAMES)})(?:\.(?:indices|values))?")
+"""Those of a layer of an encoder."""
 
 OPTIONS = ("is_causal", "scale", "average_heads", "top_k", "backend")
 PARAMETERS = (*OPTIONS, "timeout", "priority", "binary_data_output")
 """Parameters of a request."""
 
-MOST_OUTPUTS = 64
+ENCODER_PARAMETERS = tuple(name for name in PARAMETERS if name not in ("is_causal", "scale"))
+"""Those of a request for an encoder."""
+
+MOST_OUTPUTS = 1_024
 MOST_ID = 1_024
 """Characters of an id: it is echoed."""
 
@@ -47,15 +54,21 @@ class InferRequest:
         timeout_s: how long the caller will wait for it, s; infinite where that was not said.
     """
 
-    attention: AttentionInput
+    attention: AttentionInput | TextInput
     id: str
     outputs: tuple[str, ...]
     binary: frozenset[str]
     timeout_s: float
 
+    @property
+    def padded(self) -> bool:
+        """Whether the answer is padded."""
+        return isinstance(self.attention, TextInput) or self.attention.padded_to > 0
+
 
 def request(
     model: str,
+    layers: int,
     given: Mapping[str, Array],
     parameters: Mapping[str, Any],
     outputs: Mapping[str, bool],
@@ -66,10 +79,12 @@ def request(
 
     Args:
         model: `name` or `name@version`, or `OWN`.
+        layers: those of the encoder that it is; 0 where it is none.
         given: by the names of `INPUTS`, in datatypes that those may have. `inputs`, (n, d) or (b, n, d); optionally
             `attn_mask`, (n, n) for every sequence or (b, n, n); `attn_bias`, (n, n) for every sequence, (heads, n, n)
             or (b, n, n), or (b, heads, n, n); `lengths`, (b,), tokens of each sequence, of which those behind them are
-            not looked at; and for `OWN` the matrices, query and key (d, d_k), value (d, d_v).
+            not looked at; and for `OWN` the matrices, query and key (d, d_k), value (d, d_v). For an encoder, `text`,
+            (b,), alone.
         parameters: of the request; see `PARAMETERS`.
         outputs: tensors asked for, and whether each is to be binary; if none, the default ones.
         binary: whether those are.
@@ -78,31 +93,88 @@ def request(
     Raises:
         InvalidInput: where that makes no request; the pointer names the tensor and the index, or the parameter.
     """
+    known = ENCODER_PARAMETERS if layers else PARAMETERS
     for name in parameters:
-        if name not in PARAMETERS:
-            raise UnknownField.at(f"/{escaped(name)}", f"no such parameter; {nearest(name, PARAMETERS)}")
+        if name not in known:
+            raise UnknownField.at(f"/{escaped(name)}", f"no such parameter; {nearest(name, known)}")
     small = {name: parameters[name] for name in OPTIONS if name in parameters}
-    asked = _asked(outputs, binary, sparse=small.get("top_k") is not None)
+    sparse = small.get("top_k") is not None
+    asked = dict(outputs) or dict.fromkeys(_default(layers, sparse=sparse), binary)
+    for name in asked:
+        _check_output(name, layers, sparse=sparse)
+    if model != OWN:
+        small["model"] = model
+    for name in given:
+        if (name == "text") != bool(layers):
+            raise UnknownField.at(f"/{name}", f"{model} takes {'text' if layers else 'embeddings, as inputs'}")
+    found = _texts(given, asked, small) if layers else _attention(given, asked, small)
+    binaries = frozenset(name for name, is_binary in asked.items() if is_binary)
+    return InferRequest(found, id, tuple(asked), binaries, _timeout_s(parameters))
+
+
+def _attention(given: Mapping[str, Array], asked: Iterable[str], small: Mapping[str, Any]) -> AttentionInput:
+    """What is to be computed of a layer."""
     wanted = tuple(dict.fromkeys("weights" if name in SPARSE else name for name in asked))
-    named = {} if model == OWN else {"model": model}
-    chosen = options(small | named | {"return": wanted}, Options, strict=True)
+    chosen = options({**small, "return": wanted}, Options, strict=True)
     if "inputs" not in given:
         raise ShapeMismatch.at("/inputs", "the tensor is missing; it holds the token embeddings")
     inputs = given["inputs"]
     if inputs.ndim == 3:
         check_count(len(inputs), "/inputs")
     rows = _Rows.of(inputs, given.get("lengths"))
-    attention = assemble(
+    return assemble(
         rows.embeddings(inputs),
         rows.beside("attn_mask", given, _booleans),
         rows.beside("attn_bias", given, float32),
         rows.form,
         chosen,
-        _projections(model, given),
+        _projections(given, needed="model" not in small),
         inputs.shape[1] if rows.lengths is not None else 0,
     )
-    binaries = frozenset(name for name, is_binary in asked.items() if is_binary)
-    return InferRequest(attention, id, tuple(asked), binaries, _timeout_s(parameters))
+
+
+def _texts(given: Mapping[str, Array], asked: Iterable[str], small: Mapping[str, Any]) -> TextInput:
+    """What is to be computed of an encoder: all tensors that are asked for of any layer, of each of those layers."""
+    placed = [found for name in asked if (found := LAYERED.fullmatch(name))]
+    # Whoever asks for tokens alone has a layer computed for nothing, which is simpler than an answer without any.
+    layers = tuple({int(found[1]) for found in placed}) or (0,)
+    wanted = tuple(dict.fromkeys(found[2] for found in placed)) or ("weights",)
+    chosen = options({**small, "layers": layers, "return": wanted}, TextOptions, strict=True)
+    if "text" not in given:
+        raise ShapeMismatch.at("/text", "the tensor is missing; it holds the texts")
+    texts = given["text"]
+    if texts.ndim != 1 or not len(texts):
+        raise ShapeMismatch.at("/text", f"its shape is {list(texts.shape)}, expected [texts], of which there is one")
+    check_count(len(texts), "/text")
+    pointers = [f"/text/{i}" for i in range(len(texts))]
+    return TextInput(checked_texts(texts.tolist(), pointers), "list", chosen, padded=True)
+
+
+def _default(layers: int, *, sparse: bool) -> Sequence[str]:
+    """The tensors that are answered where none are named."""
+    weights = SPARSE if sparse else ("weights",)
+    if not layers:
+        return ("outputs", *weights)
+    return ("tokens", "lengths", *(f"layers.{layer}.{name}" for layer in range(layers) for name in weights))
+
+
+def _check_output(name: str, layers: int, *, sparse: bool) -> None:
+    """Raise `InvalidInput` unless there is such an output, of an encoder of so many layers if not of a layer."""
+    where, tensor = f"/outputs/{escaped(name)}", name
+    if layers:
+        if name in TOKEN_TENSORS:
+            return
+        found = LAYERED.fullmatch(name)
+        if found is None or int(found[1]) >= layers:
+            known = f"layers.0.weights to layers.{layers - 1}.weights, likewise others, and {', '.join(TOKEN_TENSORS)}"
+            raise UnknownField.at(where, f"no such output; known are {known}")
+        tensor = name.split(".", 2)[2]
+    if tensor not in OUTPUTS:
+        raise UnknownField.at(where, f"no such output; {nearest(name, OUTPUTS)}")
+    if tensor in SPARSE and not sparse:
+        raise InvalidOption.at(where, "there is such an output with the parameter top_k only")
+    if tensor == "weights" and sparse:
+        raise ConflictingFields.at(where, f"with top_k they come as {' and '.join(SPARSE)}")
 
 
 def checked_id(value: Any) -> str:
@@ -118,7 +190,7 @@ def checked_id(value: Any) -> str:
 
 def tensors(asked: InferRequest, output: AttentionOutput) -> dict[str, Array]:
     """An answer's tensors by name, in the order asked for, with a leading axis of sequences where `inputs` has one."""
-    found = answered(output, asked.attention.padded_to)
+    found = answered(output, asked.attention.padded_to if isinstance(asked.attention, AttentionInput) else 0)
     return {name: found[name] for name in asked.outputs}
 
 
@@ -129,18 +201,6 @@ def answer_parameters(output: AttentionOutput) -> dict[str, str]:
     if "fully_masked_rows" in about:
         said["fully_masked_rows"] = orjson.dumps(about["fully_masked_rows"]).decode()
     return said
-
-
-def _asked(outputs: Mapping[str, bool], binary: bool, *, sparse: bool) -> dict[str, bool]:
-    """The tensors to answer, and whether each is binary."""
-    for name in outputs:
-        if name not in OUTPUTS:
-            raise UnknownField.at(f"/outputs/{escaped(name)}", f"no such output; {nearest(name, OUTPUTS)}")
-        if name in SPARSE and not sparse:
-            raise InvalidOption.at(f"/outputs/{name}", "there is such an output with the parameter top_k only")
-        if name == "weights" and sparse:
-            raise ConflictingFields.at("/outputs/weights", f"with top_k they come as {' and '.join(SPARSE)}")
-    return dict(outputs) or dict.fromkeys(("outputs", *SPARSE) if sparse else DEFAULT_OUTPUTS, binary)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +264,10 @@ def _booleans(array: Array, pointer: str) -> Bool:
     return np.ascontiguousarray(array)
 
 
-def _projections(model: str, given: Mapping[str, Array]) -> Projections | None:
-    """The caller's own matrices, all of them or none."""
+def _projections(given: Mapping[str, Array], *, needed: bool) -> Projections | None:
+    """The caller's own matrices, all of them or, unless they are needed, none."""
     names = [f"{OWN}.{name}" for name in PROJECTION_NAMES]
-    if model != OWN and not any(name in given for name in names):
+    if not needed and not any(name in given for name in names):
         return None
     matrices = []
     for name in names:

@@ -21,42 +21,43 @@ from service.codecs.base import check_count, reshaped
 from service.codecs.cut_json import fields_in_steps
 from service.codecs.long_json import in_pieces, number_pieces
 from service.codecs.strict_json import escaped, json_type
-from service.codecs.v2 import MOST_OUTPUTS, OUTPUTS, InferRequest, answer_parameters, checked_id, request, tensors
+from service.codecs.v2 import MOST_OUTPUTS, InferRequest, answer_parameters, checked_id, request, tensors
 from service.codecs.v2_document import document_of
-from service.codecs.v2_tensors import DATATYPES, check_described, datatype_of
+from service.codecs.v2_tensors import DATATYPES, check_described, check_size, datatype_of, from_bytes, to_bytes
 from service.errors import ConflictingFields, InvalidOption, UnknownField, Unparsable, WrongType
 from service.lane import Steps
 from service.messages import AttentionOutput
 
 
-def decode_in_steps(body: bytes, header_length: str, model: str) -> Steps[InferRequest | None]:
+def decode_in_steps(body: bytes, header_length: str, model: str, layers: int = 0) -> Steps[InferRequest | None]:
     """The request in a long body that is all JSON; None where it has to be read as a whole, by `decode`."""
     if header_length:
         return None
     document = yield from fields_in_steps(body, "inputs")
     try:
-        return None if document is None else _request(document, memoryview(b""), model)
+        return None if document is None else _request(document, memoryview(b""), model, layers)
     except AttentionError:
         return None
 
 
-def decode(body: bytes, header_length: str, model: str) -> InferRequest:
+def decode(body: bytes, header_length: str, model: str, layers: int = 0) -> InferRequest:
     """The request in a body.
 
     Args:
         body: not compressed.
         header_length: value of `Inference-Header-Content-Length`; empty if the whole body is JSON.
         model: `name` or `name@version`.
+        layers: those of the encoder that it is; 0 where it is none.
 
     Raises:
         Unparsable: if the body is no JSON document, or the bytes behind it are not those it speaks of.
         InvalidInput: if it is, but means something that cannot be computed; the error names the place.
     """
     text, rest = _split(body, header_length)
-    return _request(document_of(text), rest, model)
+    return _request(document_of(text), rest, model, layers)
 
 
-def _request(document: dict[str, Any], rest: memoryview, model: str) -> InferRequest:
+def _request(document: dict[str, Any], rest: memoryview, model: str, layers: int) -> InferRequest:
     """What a document and the bytes behind it ask for."""
     for name in document:
         if name not in ("id", "parameters", "inputs", "outputs"):
@@ -65,7 +66,7 @@ def _request(document: dict[str, Any], rest: memoryview, model: str) -> InferReq
     binary_default = _flag(parameters, "binary_data_output", "", default=False)
     outputs = _outputs(document.get("outputs", []), binary_default)
     given = _inputs(document.get("inputs"), rest)
-    return request(model, given, parameters, outputs, binary_default, checked_id(document.get("id", "")))
+    return request(model, layers, given, parameters, outputs, binary_default, checked_id(document.get("id", "")))
 
 
 def encode(asked: InferRequest, output: AttentionOutput) -> tuple[bytes, int | None]:
@@ -94,12 +95,12 @@ def _document(
     document["outputs"] = described = []
     for name, tensor in tensors(asked, output).items():
         entry: dict[str, Any] = {"name": name, "datatype": datatype_of(tensor), "shape": tensor.shape}
-        packed = np.ascontiguousarray(tensor)
         if name in asked.binary:
-            entry["parameters"] = {"binary_data_size": packed.nbytes}
-            parts.append(packed.data.cast("B"))
+            parts.append(to_bytes(tensor))
+            entry["parameters"] = {"binary_data_size": len(parts[-1])}
         else:
-            entry["data"] = numbers(packed.reshape(-1))
+            flat = np.ascontiguousarray(tensor).reshape(-1)
+            entry["data"] = flat.tolist() if flat.dtype == object else numbers(flat)
         described.append(entry)
     return document
 
@@ -141,8 +142,8 @@ def _inputs(value: Any, rest: memoryview) -> dict[str, Array]:
                 f"{tensor.name}: its binary_data_size is {tensor.size}, but {len(rest) - used} bytes are left behind "
                 "the JSON part; Inference-Header-Content-Length says where that ends"
             )
-        flat = np.frombuffer(rest[used : used + tensor.size], DATATYPES[tensor.datatype])
-        found[tensor.name] = reshaped(flat, tensor.shape, f"/{tensor.name}")
+        content = rest[used : used + tensor.size]
+        found[tensor.name] = from_bytes(tensor.datatype, tensor.shape, content, f"/{tensor.name}")
         used += tensor.size
     if used != len(rest):
         raise Unparsable(f"{len(rest) - used} bytes follow the last binary tensor")
@@ -154,7 +155,7 @@ class _Described:
     """An input as its JSON describes it.
 
     Attributes:
-        size: bytes of its binary data, which is what the shape takes; None if `data` holds it.
+        size: bytes of its binary data, which is what the shape takes, where it holds numbers; None if `data` holds it.
     """
 
     name: str
@@ -186,10 +187,7 @@ class _Described:
                 raise ConflictingFields.at(f"{pointer}/data", f"{name}: give data or a binary_data_size, not both")
             if type(size) is not int or size < 0:
                 raise WrongType.at(f"{pointer}/parameters/binary_data_size", f"{name}: expected a number of bytes")
-            need = math.prod(shape) * DATATYPES[datatype].itemsize
-            if size != need:
-                where = f"{pointer}/parameters/binary_data_size"
-                raise ShapeMismatch.at(where, f"{name}: {size} bytes, but {shape} of {datatype} takes {need}")
+            check_size(datatype, shape, size, name, f"{pointer}/parameters/binary_data_size")
         return cls(name, shape, datatype, size, entry.get("data"))
 
 
@@ -198,7 +196,7 @@ def _outputs(value: Any, default: bool) -> dict[str, bool]:
     if not isinstance(value, list):
         raise WrongType.at("/outputs", f"expected a list of outputs, got {json_type(value)}")
     if len(value) > MOST_OUTPUTS:
-        raise InvalidOption.at("/outputs", f"{len(value)} of them; there are {len(OUTPUTS)} to ask for")
+        raise InvalidOption.at("/outputs", f"{len(value)} of them; a request may have {MOST_OUTPUTS}")
     found: dict[str, bool] = {}
     for i, item in enumerate(value):
         pointer = f"/outputs/{i}"
@@ -241,8 +239,10 @@ def _from_json(tensor: _Described) -> Array:
     pointer = f"/{tensor.name}"
     if tensor.datatype == "FP16":
         raise WrongType.at(pointer, "FP16 has no form in JSON: send it binary, or the same numbers as FP32")
-    dtype = DATATYPES["BOOL"] if tensor.datatype == "BOOL" else np.dtype(np.float64)
+    dtype = DATATYPES[tensor.datatype] if tensor.datatype in ("BOOL", "BYTES") else np.dtype(np.float64)
     data, size = tensor.data, math.prod(tensor.shape)
+    if isinstance(data, np.ndarray) and tensor.datatype == "BYTES":
+        raise WrongType.at(f"{pointer}/0", "expected a string, got a number or a boolean")
     if isinstance(data, np.ndarray) and (tensor.datatype == "BOOL") == (data.dtype == np.bool_):
         if data.shape != tuple(tensor.shape) and data.shape != (size,):
             raise ShapeMismatch.at(pointer, f"the data's shape is {list(data.shape)}, expected {tensor.shape}")
@@ -277,6 +277,8 @@ def _flatten(data: list[Any], axes: Sequence[int], pointer: str, flat: list[Any]
     for i, item in enumerate(data):
         if datatype == "BOOL" and not isinstance(item, bool):
             raise WrongType.at(f"{pointer}/{i}", f"expected true (may attend) or false, got {json_type(item)}")
-        if datatype != "BOOL" and (isinstance(item, bool) or not isinstance(item, (int, float))):
+        if datatype == "BYTES" and not isinstance(item, str):
+            raise WrongType.at(f"{pointer}/{i}", f"expected a string, got {json_type(item)}")
+        if datatype not in ("BOOL", "BYTES") and (isinstance(item, bool) or not isinstance(item, (int, float))):
             raise WrongType.at(f"{pointer}/{i}", f"expected a number, got {json_type(item)}")
     flat += data

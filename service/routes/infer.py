@@ -1,21 +1,31 @@
 """`POST /v2/models/{name}/infer`: the main job, as the Open Inference Protocol has it over REST."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
 from service.body import WORTH_COMPRESSING, answer_coding
+from service.catalog import LoadedEncoder
 from service.codecs import v2, v2_rest
-from service.codecs.v2_tensors import MOST_AXES
-from service.engine import LocalEngine, Submission
+from service.codecs.v2_tensors import MOST_AXES, TOKEN_TENSORS
+from service.engine import LocalEngine, Submission, Tokenised
 from service.errors import UnknownField
 from service.lane import Steps
-from service.messages import AttentionOutput
+from service.messages import OWN, AttentionInput, AttentionOutput, TextInput
 from service.observe import Exchange, Scope
 from service.protocol import name_of
-from service.routes.tensors import LONG_ANSWER, REFUSALS, TIMEOUT_PARAMETER, Call, TensorRoute, Written
-from service.statistics import Statistics
+from service.routes.tensors import (
+    LONG_ANSWER,
+    LONG_BODY,
+    LONG_TEXT,
+    REFUSALS,
+    TIMEOUT_PARAMETER,
+    Call,
+    TensorRoute,
+    Written,
+)
 
 CODINGS = ("gzip", "deflate")
 """Content codings that clients of the protocol know."""
@@ -41,7 +51,8 @@ ERROR: dict[str, Any] = {"application/json": {"schema": {"$ref": "#/components/s
 DESCRIPTION = """Takes the tensor `inputs` (FP32, FP16 or FP64, `[n,d]` or `[b,n,d]`) and optionally `attn_mask` (BOOL),
 `attn_bias` and `lengths` (INT64, `[b]`: of sequences of different lengths, padded); answers the `outputs` asked for, by
 default `outputs` and `weights`, FP32. With the parameter `top_k` weights come as `weights.indices`, INT32, and
-`weights.values`. The model `projections` takes the matrices too: `projections.query` and so on.
+`weights.values`. The model `projections` takes the matrices too: `projections.query` and so on. An encoder takes `text`
+(BYTES, `[b]`) and answers `layers.0.weights` and so on of every layer, padded, with `tokens` and `lengths`.
 
 Tensors stand in the JSON document as `data`, or behind it in binary: `Inference-Header-Content-Length` is then the
 length of the JSON part, and each such tensor has a `binary_data_size`. No Content-Type is needed."""
@@ -51,10 +62,17 @@ class InferInput(BaseModel):
     """A tensor of a request."""
 
     name: Literal[
-        "inputs", "attn_mask", "attn_bias", "lengths", "projections.query", "projections.key", "projections.value"
+        "inputs",
+        "attn_mask",
+        "attn_bias",
+        "lengths",
+        "projections.query",
+        "projections.key",
+        "projections.value",
+        "text",
     ]
     shape: list[int] = Field(max_length=MOST_AXES)
-    datatype: Literal["FP16", "FP32", "FP64", "BOOL", "INT32", "INT64"]
+    datatype: Literal["FP16", "FP32", "FP64", "BOOL", "INT32", "INT64", "BYTES"]
     parameters: dict[str, int] = Field(default={}, description="`binary_data_size`, for data behind the JSON part.")
     data: list[Any] | None = Field(default=None, description="Row-major, nested as the shape says or flat.")
 
@@ -62,9 +80,10 @@ class InferInput(BaseModel):
 class InferRequestedOutput(BaseModel):
     """A tensor to be answered."""
 
-    name: Literal[
-        "outputs", "weights", "scores", "query", "key", "value", "projected", "weights.indices", "weights.values"
-    ]
+    name: str = Field(
+        pattern=rf"^(layers\.[0-9]{{1,4}}\.)?({'|'.join(map(re.escape, v2.OUTPUTS))})$|^({'|'.join(TOKEN_TENSORS)})$",
+        description="Of an encoder `layers.0.weights` and so on, and what is said of tokens.",
+    )
     parameters: dict[str, bool] = Field(default={}, description="`binary_data`.")
 
 
@@ -81,10 +100,10 @@ class InferOutput(BaseModel):
     """A tensor of an answer."""
 
     name: str
-    datatype: Literal["FP32", "INT32"] = Field(description="INT32 for indices only.")
+    datatype: Literal["FP32", "INT32", "INT64", "BOOL", "BYTES"] = Field(description="FP32 but for indices and tokens.")
     shape: list[int]
     parameters: dict[str, int] | None = Field(default=None, description="`binary_data_size`, in binary.")
-    data: list[float | None] | None = Field(default=None, description="Flat; masked scores are null.")
+    data: list[float | bool | str | None] | None = Field(default=None, description="Flat; masked scores are null.")
 
 
 class InferAnswer(BaseModel):
@@ -117,7 +136,7 @@ class InferRoute(TensorRoute):
             raise UnknownField.at(f"/{name}", "nothing is read from the query string; options stand in `parameters`")
         place: Mapping[str, str] = scope["path_params"]
         name = name_of(place["name"], place.get("version", ""))
-        return _Infer(exchange, engine, name, engine.statistics(name))
+        return _Infer(exchange, engine, name)
 
     @property
     def schemas(self) -> Sequence[type[BaseModel]]:
@@ -172,28 +191,68 @@ INFER_REFUSALS = {status: meaning for status, meaning in REFUSALS.items() if sta
 }
 
 
-class _Infer(Call):
+Prepared = AttentionInput | Tokenised
+
+
+class InferCall(Call):
+    """A request of the protocol, however it travels.
+
+    Attributes:
+        layers: those of the encoder that it asks for, once that is known; 0 for a layer.
+    """
+
+    layers = 0
+    _request: v2.InferRequest
+
+    def __init__(self, exchange: Exchange, engine: LocalEngine) -> None:
+        """Ask `engine`."""
+        self._exchange, self._engine = exchange, engine
+
+    def asks_for(self, name: str) -> None:
+        """Remember which model is asked for, `name` or `name@version`; raises `NotFound` if there is none."""
+        self.statistics = self._engine.statistics(name)
+        model = None if name == OWN else self._engine.catalog.find(name)
+        self.layers = model.layers if isinstance(model, LoadedEncoder) else 0
+
+    def is_long(self, body: bytes) -> bool:
+        """See `Call.is_long`."""
+        return len(body) >= (LONG_TEXT if self.layers else LONG_BODY)
+
+    def prepared(self, request: v2.InferRequest) -> Prepared:
+        """What `submit` takes, from what a codec made."""
+        self._request = request
+        asked = request.attention
+        return self._engine.tokenised(asked) if isinstance(asked, TextInput) else asked
+
+    def submit(self, request: Prepared, bytes_in: int, deadline: float) -> Submission:
+        """See `Call.submit`."""
+        deadline = min(deadline, self._exchange.arrived + self._request.timeout_s)
+        if isinstance(request, Tokenised):
+            return self._engine.submit_text(request, bytes_in, deadline)
+        return self._engine.submit(request, bytes_in, deadline)
+
+
+class _Infer(InferCall):
     codings = CODINGS
 
-    def __init__(self, exchange: Exchange, engine: LocalEngine, model: str, statistics: Statistics) -> None:
-        self._exchange, self._engine, self._model = exchange, engine, model
-        self.statistics = statistics
+    def __init__(self, exchange: Exchange, engine: LocalEngine, model: str) -> None:
+        super().__init__(exchange, engine)
+        self._model = model
+        self.asks_for(model)
 
-    def read(self, body: bytes) -> v2.InferRequest:
-        return v2_rest.decode(body, self._exchange.header(HEADER_LENGTH), self._model)
+    def read(self, body: bytes) -> Prepared:
+        return self.prepared(v2_rest.decode(body, self._exchange.header(HEADER_LENGTH), self._model, self.layers))
 
-    def read_in_steps(self, body: bytes) -> Steps[v2.InferRequest | None]:
-        return v2_rest.decode_in_steps(body, self._exchange.header(HEADER_LENGTH), self._model)
+    def read_in_steps(self, body: bytes) -> Steps[Prepared | None] | None:
+        return None if self.layers else self._steps(body)
 
-    def submit(self, request: v2.InferRequest, bytes_in: int, deadline: float) -> Submission:
-        self._request = request
-        return self._engine.submit(
-            request.attention, bytes_in, min(deadline, self._exchange.arrived + request.timeout_s)
-        )
+    def _steps(self, body: bytes) -> Steps[Prepared | None]:
+        request = yield from v2_rest.decode_in_steps(body, self._exchange.header(HEADER_LENGTH), self._model)
+        return None if request is None else self.prepared(request)
 
     def write(self, output: AttentionOutput) -> Written:
         # Padding makes a short answer a long one.
-        is_long = output.nbytes >= LONG_ANSWER or self._request.attention.padded_to
+        is_long = output.nbytes >= LONG_ANSWER or self._request.padded
         if is_long and not self._request.binary:
             coding = answer_coding(self._exchange.header(b"accept-encoding"), CODINGS)
             pieces = v2_rest.pieces(self._request, output)

@@ -28,6 +28,13 @@ TIMEOUT_HEADER = b"x-request-timeout-ms"
 LONG_ANSWER = 1 << 18
 """Bytes of tensors from which an answer is written a piece at a time; in JSON they are about three times as many."""
 
+LONG_BODY = 1 << 20
+"""Bytes from which a body is read in steps, or where that cannot be in a thread, while the event loop goes on: numbers
+that are wrong take seconds."""
+
+LONG_TEXT = 1 << 12
+"""The same of bodies that hold text: to make tokens of it takes longer."""
+
 WATCH_AFTER_S = 5e-3
 """A watcher costs about as much as a small request, and most have their verdicts by then."""
 
@@ -77,11 +84,15 @@ class Call(ABC):
 
     Attributes:
         codings: content codings that its body may have.
-        statistics: of the layer it asks for, as soon as that is known; None once it has been counted there.
+        statistics: of the model it asks for, as soon as that is known; None once it has been counted there.
     """
 
     codings: Sequence[str] = CODINGS
     statistics: Statistics | None = None
+
+    def is_long(self, body: bytes) -> bool:
+        """Whether it takes so long to read a body that the event loop has to go on meanwhile."""
+        return len(body) >= LONG_BODY
 
     @abstractmethod
     def read(self, body: bytes) -> Any:
@@ -102,10 +113,6 @@ class Call(ABC):
 
 class TensorEndpoint(ABC):
     """Read, queue, write. Every rule lives in one of those three, or in `call`."""
-
-    long_from = 1 << 20
-    """Bytes from which a body is read in steps, or where that cannot be in a thread, while the event loop goes on:
-    numbers that are wrong take seconds."""
 
     def __init__(self, runtime: Runtime) -> None:
         """Serve with the parts of `runtime`."""
@@ -128,7 +135,7 @@ class TensorEndpoint(ABC):
             body = await self._runtime.intake.read(exchange, receive, deadline, call.codings)
             clock = time.perf_counter
             started = clock()
-            request = call.read(body) if len(body) < self.long_from else await self._read_long(call, body)
+            request = await self._read_long(call, body) if call.is_long(body) else call.read(body)
             decoded = clock()
             submission = call.submit(request, len(body), deadline)
             call.statistics = submission.statistics
@@ -206,6 +213,7 @@ class NegotiatedRoute(TensorRoute):
 
     decoders: Mapping[str, Decoder[Any]]
     operation: Operation
+    long_from = LONG_BODY
 
     @abstractmethod
     def prepare(self, request: Any, engine: LocalEngine) -> Any:
@@ -263,6 +271,9 @@ class _Negotiated(Call):
     ) -> None:  # fmt: skip
         self._route, self._engine, self._query = route, engine, query
         self._decoder, self._encoder, self._accept_encoding = decoder, encoder, accept_encoding
+
+    def is_long(self, body: bytes) -> bool:
+        return len(body) >= self._route.long_from
 
     def read(self, body: bytes) -> Any:
         request = self._decoder.decode(body, self._query)

@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 from service.codecs import TEXT_DECODERS
 from service.engine import LocalEngine, Submission, Tokenised
 from service.messages import TextInput, TextOptions
-from service.routes.tensors import BackendName, ModelName, NegotiatedRoute, Nested, Operation, SparseWeights
+from service.routes.tensors import LONG_TEXT, BackendName, ModelName, NegotiatedRoute, Nested, Operation, SparseWeights
 
 DESCRIPTION = """Tokenises a text with the encoder's own tokenizer, computes the whole encoder, and answers the
 attention of the layers asked for: `weights` of each head, or whatever `return` names.
@@ -76,7 +76,7 @@ class TextRoute(NegotiatedRoute):
 
     path = "/v1/text/attention"
     decoders = TEXT_DECODERS
-    long_from = 1 << 12
+    long_from = LONG_TEXT
     operation = Operation(
         id="attend_to_text",
         tag="text",

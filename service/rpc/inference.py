@@ -7,13 +7,13 @@ import grpc
 
 from models.errors import AttentionError
 from service import protocol
-from service.codecs import v2 as codec
-from service.engine import LocalEngine, Submission
+from service.engine import LocalEngine
 from service.errors import Forbidden, NotFound, NotReady, Unauthorized
 from service.messages import AttentionOutput
 from service.metrics import package_version
 from service.observe import Exchange, Message, Scope
-from service.routes.tensors import Call, TensorEndpoint, Written
+from service.routes.infer import InferCall, Prepared
+from service.routes.tensors import LONG_BODY, LONG_TEXT, Call, TensorEndpoint, Written
 from service.rpc.calls import Calls, Read, RpcExchange, abort, details_of
 from service.rpc.inference_pb2 import (
     ModelConfigRequest,
@@ -66,22 +66,28 @@ def handlers(calls: Calls) -> dict[str, Any]:
     return found
 
 
-class _Infer(Call):
+class _Infer(InferCall):
     codings = ()
+    _message: ModelInferRequest | None = None
 
-    def __init__(self, exchange: Exchange, engine: LocalEngine) -> None:
-        self._exchange, self._engine = exchange, engine
+    def is_long(self, body: bytes) -> bool:
+        """Whether that is so depends on the model, which the message names."""
+        if LONG_TEXT <= len(body) < LONG_BODY:
+            self._begin(body)
+        return super().is_long(body)
 
-    def read(self, body: bytes) -> codec.InferRequest:
-        message: ModelInferRequest = parsed(ModelInferRequest, body)
-        name = protocol.name_of(message.model_name, message.model_version)
-        self.statistics = self._engine.statistics(name)
-        return decode(message, name)
+    def read(self, body: bytes) -> Prepared:
+        message, name = self._begin(body)
+        return self.prepared(decode(message, name, self.layers))
 
-    def submit(self, request: codec.InferRequest, bytes_in: int, deadline: float) -> Submission:
-        self._request = request
-        deadline = min(deadline, self._exchange.arrived + request.timeout_s)
-        return self._engine.submit(request.attention, bytes_in, deadline)
+    def _begin(self, body: bytes) -> tuple[ModelInferRequest, str]:
+        """The message, and the model that it asks for."""
+        if self._message is None:
+            self._message = parsed(ModelInferRequest, body)
+        name = protocol.name_of(self._message.model_name, self._message.model_version)
+        if self.statistics is None:
+            self.asks_for(name)
+        return self._message, name
 
     def write(self, output: AttentionOutput) -> Written:
         return Written(encode(self._request, output), [])

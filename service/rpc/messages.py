@@ -14,7 +14,15 @@ from models.types import Array
 from service.codecs import v2
 from service.codecs.base import check_count, reshaped
 from service.codecs.strict_json import escaped
-from service.codecs.v2_tensors import DATATYPES, check_described, datatype_of
+from service.codecs.v2_tensors import (
+    DATATYPES,
+    check_described,
+    check_size,
+    datatype_of,
+    from_bytes,
+    from_elements,
+    to_bytes,
+)
 from service.errors import ConflictingFields, InvalidOption, UnknownField, Unparsable, WrongType
 from service.messages import AttentionOutput
 from service.rpc.inference_pb2 import (
@@ -27,7 +35,7 @@ from service.rpc.inference_pb2 import (
 
 TYPED = {
     "BOOL": "bool_contents", "FP32": "fp32_contents", "FP64": "fp64_contents", "INT32": "int_contents",
-    "INT64": "int64_contents",
+    "INT64": "int64_contents", "BYTES": "bytes_contents",
 }  # fmt: skip
 """The field of `contents` for each datatype that has one."""
 
@@ -69,12 +77,13 @@ def parameters_of(given: Mapping[str, InferParameter | ModelRepositoryParameter]
 # ---- in
 
 
-def decode(message: ModelInferRequest, model: str) -> v2.InferRequest:
+def decode(message: ModelInferRequest, model: str, layers: int) -> v2.InferRequest:
     """The request in a message.
 
     Args:
         message: as received.
         model: `name` or `name@version`.
+        layers: those of the encoder that it is; 0 where it is none.
 
     Raises:
         Unparsable, InvalidInput: if it means nothing that can be computed.
@@ -83,7 +92,7 @@ def decode(message: ModelInferRequest, model: str) -> v2.InferRequest:
     if "binary_data_output" in parameters:
         raise UnknownField.at("/binary_data_output", "it is for REST; here all outputs are raw")
     outputs = dict.fromkeys(_outputs(message), True)
-    return v2.request(model, _inputs(message), parameters, outputs, True, v2.checked_id(message.id))
+    return v2.request(model, layers, _inputs(message), parameters, outputs, True, v2.checked_id(message.id))
 
 
 def _outputs(message: ModelInferRequest) -> list[str]:
@@ -113,20 +122,16 @@ def _inputs(message: ModelInferRequest) -> dict[str, Array]:
             raise ConflictingFields.at(f"/{tensor.name}", "the tensor is given twice")
         for key in tensor.parameters:
             raise UnknownField.at(f"{pointer}/parameters/{escaped(key)}", f"{tensor.name}: inputs have no parameters")
-        flat = _raw(tensor, raw[i], pointer) if raw else _typed(tensor, pointer)
-        found[tensor.name] = reshaped(flat, shape, f"/{tensor.name}")
+        found[tensor.name] = _raw(tensor, raw[i], pointer) if raw else _typed(tensor, pointer)
     return found
 
 
 def _raw(tensor: ModelInferRequest.InferInputTensor, content: bytes, pointer: str) -> Array:
     if tensor.HasField("contents"):
         raise ConflictingFields.at(f"{pointer}/contents", f"{tensor.name}: give contents or raw ones, not both")
-    dtype = DATATYPES[tensor.datatype]
-    need = math.prod(tensor.shape) * dtype.itemsize
-    if len(content) != need:
-        what = f"{list(tensor.shape)} of {tensor.datatype} takes {need}"
-        raise ShapeMismatch.at(f"/{tensor.name}", f"{len(content)} raw bytes, but {what}")
-    return np.frombuffer(content, dtype)
+    shape, place = list(tensor.shape), f"/{tensor.name}"
+    check_size(tensor.datatype, shape, len(content), "raw contents", place)
+    return from_bytes(tensor.datatype, shape, content, place)
 
 
 def _typed(tensor: ModelInferRequest.InferInputTensor, pointer: str) -> Array:
@@ -141,7 +146,10 @@ def _typed(tensor: ModelInferRequest.InferInputTensor, pointer: str) -> Array:
     values = getattr(contents, TYPED[datatype])
     if len(values) != (need := math.prod(tensor.shape)):
         raise ShapeMismatch.at(f"/{name}", f"there are {len(values)} elements, but {list(tensor.shape)} takes {need}")
-    return np.fromiter(values, DATATYPES[datatype], len(values))
+    if datatype == "BYTES":
+        check_count(len(values), f"/{name}")
+        return from_elements(values, list(tensor.shape), f"/{name}")
+    return reshaped(np.fromiter(values, DATATYPES[datatype], len(values)), list(tensor.shape), f"/{name}")
 
 
 # ---- out
@@ -159,7 +167,7 @@ def encode(asked: v2.InferRequest, output: AttentionOutput) -> bytes:
     contents: list[bytes | memoryview] = []
     for tensor_name, tensor in v2.tensors(asked, output).items():
         head.outputs.add(name=tensor_name, datatype=datatype_of(tensor), shape=tensor.shape)
-        content = np.ascontiguousarray(tensor).data.cast("B") if tensor.size else b""
+        content = to_bytes(tensor)
         contents += [_prefix(RAW_OUTPUT_CONTENTS, len(content)), content]
     return b"".join([head.SerializeToString(), *contents])
 

@@ -97,7 +97,7 @@ def test_the_server_and_its_models_are_live_and_ready(client: Any):
         assert not client.is_model_ready(name, "2")
     assert client.is_model_ready("lesson@1")
     assert not client.is_model_ready("none")
-    assert not client.is_model_ready("minilm-l6")  # an encoder
+    assert client.is_model_ready("minilm-l6")
 
 
 def test_the_server_says_what_it_can(client: Any):
@@ -358,7 +358,7 @@ def test_errors_reach_the_caller_in_our_words(client: Any):
         ("400", "lesson@1 has no output projection", {"outputs": wanted("projected")}),
         ("404", "'lesson' has no version '9'", {"model_version": "9"}),
         ("404", "there is no model 'lessen'; did you mean 'lesson'?", {"model_name": "lessen"}),
-        ("404", "minilm-l6@1 is an encoder, which takes text", {"model_name": "minilm-l6"}),
+        ("400", "/inputs: minilm-l6 takes text", {"model_name": "minilm-l6"}),
         ("504", "deadline|not done in time", {"timeout": 1}),
     ):
         call = {"model_name": "lesson", "inputs": tensors(inputs=x)} | given
@@ -583,16 +583,17 @@ def test_every_curl_example_of_the_page_works(server: Server):
 
 
 def test_the_python_example_of_the_page_works(server: Server, capsys: pytest.CaptureFixture[str]):
-    """The third of them is for gRPC."""
+    """The last of them is for gRPC."""
     codes = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(codes) == 3
-    for code, expected in zip(codes[:2], ([1] * 32, [1, 1, 1, 1, 0, 0]), strict=True):
+    assert len(codes) == 4
+    # The tiny encoder of these tests has four heads, and most words are one token that it does not know.
+    for code, expected in zip(codes[:3], ([1] * 32, [1, 1, 1, 1, 0, 0], [2, 4, 9, 9, 9, 7]), strict=True):
         scope: dict[str, Any] = {}
 
         exec(code.replace("127.0.0.1:8000", place(server)), scope)
 
         scope["client"].close()
-        numbers = capsys.readouterr().out.replace("[", "").replace("]", "").split()
+        numbers = re.sub(r"[\[\](),]", " ", capsys.readouterr().out).split()
         assert np.array(numbers, float).round(6).tolist() == expected
 
 

@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
@@ -13,11 +15,13 @@ import tritonclient.grpc.aio as grpc_aio
 import tritonclient.http as http_client
 import tritonclient.http.aio as http_aio
 from conftest import Server, start_server
+from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
-from wire import SAFETENSORS, bits, call, safetensors_file
+from wire import JSON, SAFETENSORS, Reply, bits, call, safetensors_file
 
-from models.repository import ModelEntry, builtin
-from models.types import TENSOR_NAMES
+from models.repository import EncoderEntry, ModelEntry, builtin, write
+from models.types import ALL_TENSOR_NAMES, TENSOR_NAMES
+from tests.encoders import draw_weights, make_spec, word_pieces
 
 pytestmark = pytest.mark.server
 
@@ -26,13 +30,18 @@ RANDOM = np.random.default_rng(7)
 OWN = ("query", "key", "value")
 SPARSE = ("weights.indices", "weights.values")
 
+SPEC = make_spec()
+TEXTS = ("The cat sat.", "cats", "the cat sat on the 😀 café", "")
+
 Arrays = Mapping[str, np.ndarray]
 Infer = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
 def own(artifacts: Path) -> Iterator[Server]:
-    running = start_server(artifacts, ATTENTION_GRPC_PORT="0")
+    folder = artifacts.parent / f"{artifacts.name}-encoder"
+    write(folder, EncoderEntry(SPEC, draw_weights(SPEC), word_pieces(), ""))
+    running = start_server(artifacts, ATTENTION_GRPC_PORT="0", ATTENTION_MODEL_REPOSITORY=str(folder))
     yield running
     assert running.stop() == 0
 
@@ -91,16 +100,20 @@ def v1(server: Server, query: str, **arrays: np.ndarray) -> dict[str, np.ndarray
     """The answer of the main endpoint, by the names that tensors have there in safetensors."""
     body = safetensors_file({name.replace("__", "."): array for name, array in arrays.items()})
     reply = call(server.url, "POST", f"/v1/attention?{query}", body, {"Content-Type": SAFETENSORS})
+    return read_safetensors(reply)[0]
+
+
+def read_safetensors(reply: Reply) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The tensors of an answer under their own names, and its metadata."""
     assert reply.status == 200, reply.body
     length = int.from_bytes(reply.body[:8], "little")
     kinds = {"F32": np.float32, "I32": np.int32}
+    header, data = json.loads(reply.body[8 : 8 + length]), reply.body[8 + length :]
+    told = {name: json.loads(value) for name, value in header.pop("__metadata__").items()}
     return {
-        name: np.frombuffer(reply.body[8 + length :][slice(*entry["data_offsets"])], kinds[entry["dtype"]]).reshape(
-            entry["shape"]
-        )
-        for name, entry in json.loads(reply.body[8 : 8 + length]).items()
-        if name != "__metadata__"
-    }
+        name: np.frombuffer(data[slice(*entry["data_offsets"])], kinds[entry["dtype"]]).reshape(entry["shape"])
+        for name, entry in header.items()
+    }, told
 
 
 def draw(model: str, *shape: int) -> np.ndarray:
@@ -305,3 +318,182 @@ def test_lengths_that_do_not_fit_are_refused(own: Server, infer: Infer):
     ):
         with pytest.raises(InferenceServerException, match=match):
             infer(own, "lesson", {"inputs": x, "lengths": lengths})
+
+
+# ---- encoders
+
+
+def v1_text(server: Server, text: str, **options: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """What /v1 answers to one text."""
+    body = json.dumps({"model": "tiny", "text": text, **options}).encode()
+    headers = {"Content-Type": JSON, "Accept": SAFETENSORS}
+    return read_safetensors(call(server.url, "POST", "/v1/text/attention", body, headers))
+
+
+def strings(*texts: str) -> np.ndarray:
+    return np.array([text.encode() for text in texts], object)
+
+
+def decoded(array: np.ndarray) -> list[list[str]]:
+    """Strings that come as bytes in binary."""
+    return [[text.decode() if isinstance(text, bytes) else text for text in row] for row in array.tolist()]
+
+
+@pytest.mark.parametrize("backend", ["onnx", "eager"])
+def test_a_text_is_answered_as_at_its_own_endpoint(own: Server, infer: Infer, backend: str):
+    """To the bit, every tensor of the layers that are asked for; beyond the end of a text are zeros."""
+    names = tuple(f"layers.{layer}.{name}" for layer in (2, 0) for name in ALL_TENSOR_NAMES)
+
+    answer = infer(own, "tiny", {"text": strings(*TEXTS)}, (*names, "lengths"), parameters={"backend": backend})
+
+    lengths = answer.as_numpy("lengths")
+    for i, text in enumerate(TEXTS):
+        expected, told = v1_text(own, text, layers=[0, 2], backend=backend, **{"return": list(ALL_TENSOR_NAMES)})
+        assert lengths[i] == (n := len(told["tokens"]))
+        for name in names:
+            found = answer.as_numpy(name)
+            square = name.endswith(("weights", "scores"))
+            assert found.shape[-2] == max(lengths)
+            assert bits(found[i, ..., :n, : n if square else None]) == bits(expected[name])
+            assert not found[i, ..., n:, :].any()
+            assert not square or not found[i, ..., n:].any()
+    assert said(answer, "backend") == backend
+
+
+def test_tokens_are_told_of(own: Server, infer: Infer):
+    """As /v1 does, each in a tensor of its own."""
+    names = ("special", "offsets", "token_ids", "tokens", "lengths")
+
+    answer = infer(own, "tiny", {"text": strings(*TEXTS)}, names)
+
+    tokens, ids, offsets, special = (answer.as_numpy(name) for name in ("tokens", "token_ids", "offsets", "special"))
+    most = max(answer.as_numpy("lengths"))
+    assert (ids.dtype, offsets.dtype, special.dtype) == (np.int64, np.int64, np.bool_)
+    for i, text in enumerate(TEXTS):
+        expected = v1_text(own, text, layers=[0])[1]["tokens"]
+        beyond = most - len(expected)
+        assert decoded(tokens)[i] == [token["token"] for token in expected] + [""] * beyond
+        assert ids[i].tolist() == [token["id"] for token in expected] + [0] * beyond
+        assert offsets[i].tolist() == [[token["start"], token["end"]] for token in expected] + [[0, 0]] * beyond
+        assert special[i].tolist() == [token["special"] for token in expected] + [False] * beyond
+
+
+def test_without_a_list_the_weights_of_every_layer_are_answered(own: Server, infer: Infer):
+    for parameters, names in (
+        ({}, ["weights"]),
+        ({"top_k": 2, "average_heads": True}, ["weights.indices", "weights.values"]),
+    ):
+        answer = infer(own, "tiny", {"text": strings(TEXTS[0])}, parameters=parameters)
+
+        expected, _ = v1_text(own, TEXTS[0], **parameters)
+        assert expected.keys() == {f"layers.{layer}.{name}" for layer in range(3) for name in names}
+        for name, tensor in expected.items():
+            assert bits(answer.as_numpy(name)[0]) == bits(tensor)
+        assert decoded(answer.as_numpy("tokens")) == [["[CLS]", "the", "cat", "sat", ".", "[SEP]"]]
+        assert answer.as_numpy("lengths").tolist() == [6]
+
+
+def test_a_long_text_is_read_while_others_go_on(own: Server, infer: Infer):
+    """It is made tokens of in a thread, and refused for the number of them."""
+    with pytest.raises(InferenceServerException, match="/text/1: 3002 tokens; tiny@1 takes 300"):
+        infer(own, "tiny", {"text": strings("cat", "cat " * 3000)})
+
+
+def test_what_an_encoder_does_not_take_is_refused_by_name(own: Server, infer: Infer):
+    text = {"text": strings("cat")}
+    for model, given, outputs, parameters, match in (
+        ("tiny", {"inputs": draw("lesson", 2)}, (), {}, "/inputs: tiny takes text"),
+        ("lesson", text, (), {}, "/text: lesson takes embeddings"),
+        ("projections", text, (), {}, "/text: projections takes embeddings"),
+        ("tiny", text, ("layers.3.weights",), {}, "layers.0.weights to layers.2.weights"),
+        ("tiny", text, ("weights",), {}, "no such output"),
+        ("tiny", text, ("layers.0.weights",), {"top_k": 1}, "with top_k they come as"),
+        ("lesson", {"inputs": draw("lesson", 2)}, ("tokens",), {}, "no such output"),
+        ("tiny", text, (), {"is_causal": True}, "no such parameter"),
+        ("tiny", {"text": strings()}, (), {}, r"its shape is \[0\], expected \[texts\]"),
+        ("tiny", {"text": strings("a", "b").reshape(2, 1)}, (), {}, r"its shape is \[2, 1\], expected \[texts\]"),
+        ("tiny", {"text": np.ones(1, np.float32)}, (), {}, "text: expected BYTES, got 'FP32'"),
+        ("tiny", {"text": strings("a" * 70_000, "a" * 70_000)}, (), {}, "/text/1: 140000 characters so far"),
+    ):  # fmt: skip
+        with pytest.raises(InferenceServerException, match=match):
+            infer(own, model, given, outputs, parameters=parameters)
+
+
+def test_an_encoder_is_described_and_counted_like_a_layer(own: Server):
+    """Every output that is listed is answered, in the datatype and the shape that are said."""
+    with (
+        http_client.InferenceServerClient(own.url.removeprefix("http://")) as client,
+        grpc_client.InferenceServerClient(own.grpc) as other,
+    ):
+        found, config = client.get_model_metadata("tiny", "1"), client.get_model_config("tiny")
+        before = client.get_inference_statistics("tiny")["model_stats"][0]
+        answer = over_rest(own, "tiny", {"text": strings(*TEXTS)}, tuple(o["name"] for o in found["outputs"]))
+        v1_text(own, "cat")
+        after = client.get_inference_statistics("tiny")["model_stats"][0]
+
+        assert client.is_model_ready("tiny")
+        assert other.is_model_ready("tiny", "1")
+        assert "tiny" in {entry["name"] for entry in client.get_model_repository_index()}
+        assert found["inputs"] == [{"name": "text", "datatype": "BYTES", "shape": [-1]}]
+        assert config["input"] == [{"name": "text", "data_type": "TYPE_STRING", "dims": [-1], "optional": False}]
+        for output in found["outputs"]:
+            shape = answer.as_numpy(output["name"]).shape
+            assert answer.get_output(output["name"])["datatype"] == output["datatype"]
+            assert all(said in (-1, real) for said, real in zip(output["shape"], shape, strict=True))
+        assert len(found["outputs"]) == 3 * 7 + 5
+        described, theirs = other.get_model_metadata("tiny"), other.get_model_config("tiny").config
+        assert [t.name for t in described.outputs] == [t["name"] for t in found["outputs"]]
+        assert model_config_pb2.DataType.Name(theirs.input[0].data_type) == "TYPE_STRING"
+        assert after["inference_count"] - before["inference_count"] == len(TEXTS) + 1
+        assert after["execution_count"] > before["execution_count"]
+        assert after["inference_stats"]["success"]["count"] - before["inference_stats"]["success"]["count"] == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "shape", "match"),
+    [
+        (b"\x03\0\0\0cat\x01\0\0\0", [2], "element 1 of the BYTES is cut short"),
+        (b"\x03\0\0\0cat\x01\0", [2], "element 1 of the BYTES is cut short"),
+        (b"\xff\xff\xff\xffcat", [1], "element 0 of the BYTES is cut short"),
+        (b"\x03\0\0\0cat", [2], "no array has the shape"),
+        (b"\x02\0\0\0\xc3\x28", [1], "/text/0: byte 0 of the text is not UTF-8"),
+        (b"\0\0\0\0" * 20_000, [20_000], "element 16384 of the BYTES is cut short, or one too many"),
+    ],
+)
+def test_strings_must_be_what_they_say(own: Server, content: bytes, shape: list[int], match: str):
+    """Over both transports, by one reader."""
+    entry = {"name": "text", "shape": shape, "datatype": "BYTES", "parameters": {"binary_data_size": len(content)}}
+    head = json.dumps({"inputs": [entry]}).encode()
+    reply = call(
+        own.url, "POST", "/v2/models/tiny/infer", head + content, {"Inference-Header-Content-Length": str(len(head))}
+    )
+    assert reply.status == 400
+    assert re.search(match, reply.json()["error"])
+    given = grpc_client.InferInput("text", shape, "BYTES")
+    given.set_data_from_numpy(strings(*["x"] * shape[0]))
+    given._raw_content = content
+    with (
+        grpc_client.InferenceServerClient(own.grpc) as client,
+        pytest.raises(InferenceServerException, match=match),
+    ):
+        client.infer("tiny", [given])
+
+
+@pytest.mark.parametrize("data", [["cat", 7], [True], [["cat"], "dog"], ["\ud800"], [1.5] * 900])
+def test_a_text_in_json_is_a_string(own: Server, data: list[Any]):
+    entry = {"name": "text", "shape": [len(data)], "datatype": "BYTES", "data": data}
+
+    reply = call(own.url, "POST", "/v2/models/tiny/infer", json.dumps({"inputs": [entry]}).encode())
+
+    assert (reply.status, reply.json()["errors"][0]["pointer"].split("/")[1]) == (400, "text")
+
+
+def test_typed_strings_are_read(own: Server):
+    message = service_pb2.ModelInferRequest(model_name="tiny")
+    message.inputs.add(name="text", datatype="BYTES", shape=[1]).contents.bytes_contents.append(b"cats")
+    message.outputs.add(name="token_ids")
+    with grpc.insecure_channel(own.grpc) as channel:
+        answer = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(message)
+
+    tokens = v1_text(own, "cats", layers=[0])[1]["tokens"]
+    assert np.frombuffer(answer.raw_output_contents[0], np.int64).tolist() == [token["id"] for token in tokens]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from models.errors import AttentionError
 from service.codecs import TEXT_DECODERS
-from service.codecs.text import MOST_CHARACTERS
+from service.codecs.texts import MOST_CHARACTERS
 from service.errors import TooLarge
 from service.messages import TextInput
 from service.problems import problem

@@ -17,6 +17,7 @@ from service.backends.base import BackendInfo
 from service.codecs import v2, v2_rest
 from service.codecs.base import MOST_SEQUENCES
 from service.codecs.v2_document import FAST_FROM
+from service.codecs.v2_tensors import from_bytes, to_bytes
 from service.errors import (
     ConflictingFields,
     InvalidOption,
@@ -25,7 +26,7 @@ from service.errors import (
     Unparsable,
     WrongType,
 )
-from service.messages import AttentionOutput, TopK
+from service.messages import AttentionOutput, TextInput, TopK
 from service.problems import OPEN_INFERENCE, problem
 
 LAW = settings(deadline=None, max_examples=150, derandomize=True)
@@ -263,6 +264,56 @@ def test_an_answer_is_padded_with_zeros_as_its_inputs_are():
     assert found["query"].sum(axis=(1, 2, 3)).tolist() == [14, 42]
     body, _ = v2_rest.encode(asked, whole)
     assert [entry["datatype"] for entry in json.loads(body)["outputs"]] == ["INT32", "FP32", "FP32", "FP32"]
+
+
+# ---- texts
+
+
+@LAW
+@given(st.lists(st.text(max_size=8), min_size=1, max_size=5))
+def test_strings_come_back_as_they_went(texts: list[str]):
+    """An empty one, too, and any that Unicode has."""
+    array = np.array(texts, object)
+
+    again = from_bytes("BYTES", [len(texts)], to_bytes(array), "/text")
+
+    assert again.tolist() == texts
+
+
+@LAW
+@given(st.binary(max_size=20), st.lists(st.integers(0, 3), max_size=3))
+@example(b"\0\0\0\0" * (MOST_SEQUENCES + 1), [MOST_SEQUENCES + 1])
+def test_nothing_but_errors_of_ours_comes_out_of_strange_strings(content: bytes, shape: list[int]):
+    with contextlib.suppress(AttentionError):
+        assert from_bytes("BYTES", shape, memoryview(content), "/text").shape == tuple(shape)
+
+
+def text_tensor(*texts: str) -> dict[str, Any]:
+    return {"name": "text", "shape": [len(texts)], "datatype": "BYTES", "data": list(texts)}
+
+
+def test_layers_and_tensors_of_an_encoder_are_asked_for_by_name():
+    """What is answered is what was asked for, though every tensor is computed of each of those layers."""
+    outputs = [{"name": name} for name in ("layers.10.weights", "lengths", "layers.2.outputs")]
+
+    found = v2_rest.decode(document(text_tensor("a", "b"), outputs=outputs), "", "tiny", 12)
+
+    assert isinstance(found.attention, TextInput)
+    assert found.outputs == ("layers.10.weights", "lengths", "layers.2.outputs")
+    assert (found.attention.texts, found.attention.padded, found.padded) == (("a", "b"), True, True)
+    assert sorted(found.attention.options.layers) == [2, 10]
+    assert found.attention.options.wanted == ("outputs", "weights")
+
+
+@pytest.mark.parametrize(
+    "name", ["layers.12.weights", "layers.01.weights", "layers.-1.weights", "layers.1.logits", "layers.1.key.values",
+             "layers.1", "weights", "layers.1.weights.indices", "layers.99999.weights"],
+)  # fmt: skip
+def test_an_encoder_has_no_other_outputs(name: str):
+    body = document(text_tensor("a"), outputs=[{"name": name}])
+
+    with pytest.raises((UnknownField, InvalidOption)):
+        v2_rest.decode(body, "", "tiny", 12)
 
 
 # ---- the caller's own matrices
@@ -548,7 +599,7 @@ def test_half_precision_has_no_form_in_json():
         (document(outputs=[{"name": "logits"}]), UnknownField, "/outputs/logits"),
         (document(outputs=[{"name": "key"}, {"name": "key"}]), ConflictingFields, "/outputs/1/name"),
         (document(outputs=[{"name": "key", "data": 1}]), UnknownField, "/outputs/0/data"),
-        (document(outputs=[{"name": "key"}] * 65), InvalidOption, "/outputs"),
+        (document(outputs=[{"name": "key"}] * (v2.MOST_OUTPUTS + 1)), InvalidOption, "/outputs"),
         (document(outputs=[{"name": "key", "parameters": {"classification": 2}}]), UnknownField,
          "/outputs/0/parameters/classification"),
         (document(outputs=[{"name": "key", "parameters": {"binary_data": 1}}]), InvalidOption,

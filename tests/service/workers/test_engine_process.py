@@ -171,6 +171,15 @@ REQUESTS: dict[str, tuple[str, bytes, str]] = {
     "no such layer": ("/v1/text/attention?layers=77", document(text="the cat"), JSON),
     "v2": ("/v2/models/lesson/infer", document(inputs=[
         {"name": "inputs", "shape": [2, 5], "datatype": "FP32", "data": random(10).tolist()}]), JSON),
+    "v2 padded": ("/v2/models/lesson/infer", document(inputs=[
+        {"name": "inputs", "shape": [2, 4, 5], "datatype": "FP32", "data": random(40).tolist()},
+        {"name": "lengths", "shape": [2], "datatype": "INT64", "data": [2, 4]}], parameters={"top_k": 2}), JSON),
+    "v2 own": ("/v2/models/projections/infer", document(inputs=[
+        {"name": "inputs", "shape": [3, 5], "datatype": "FP32", "data": random(15).tolist()},
+        *({"name": f"projections.{name}", "shape": [5, 3], "datatype": "FP32", "data": OWN[name]} for name in OWN),
+    ]), JSON),
+    "v2 text": ("/v2/models/minilm-l6/infer", document(inputs=[
+        {"name": "text", "shape": [2], "datatype": "BYTES", "data": ["the cat", "a"]}]), JSON),
     "v2 refused": ("/v2/models/lesson/infer", document(inputs=[
         {"name": "inputs", "shape": [1, 5], "datatype": "FP32", "data": [1e30] * 5}]), JSON),
 }  # fmt: skip
