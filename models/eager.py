@@ -1,4 +1,9 @@
-"""Self-attention as a torch module: the names and the order of `models.reference`, batched, in float32."""
+"""Self-attention as a torch module: the names and the order of `models.reference`, batched.
+
+All is float32, but the products, where a layer is made with another dtype: their operands are rounded to that, and so
+is each result, once it has been summed in float32 where the device does so. Softmax, biases, norms and rotations stay
+float32, and so does what is answered.
+"""
 
 from typing import NamedTuple
 
@@ -47,6 +52,22 @@ def merge_heads(split: Tensor) -> Tensor:
     return split.squeeze(-3) if split.shape[-3] == 1 else split.transpose(-3, -2).flatten(-2)
 
 
+def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """An operand of a product, rounded to float16 or bfloat16, or as it is for float32.
+
+    What is too large becomes NaN, not infinity, of which a softmax would make a weight of 0.
+    """
+    if dtype in (torch.float32, x.dtype):
+        return x
+    low = x.to(dtype)
+    return low.masked_fill(low.isinf(), torch.nan)
+
+
+def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """The product of matrices, in the dtype of `a`, computed in `dtype`; see `rounded`."""
+    return a @ b if dtype == torch.float32 else (rounded(a, dtype) @ rounded(b, dtype)).to(a.dtype)
+
+
 def attend(
     query: Tensor,
     key: Tensor,
@@ -57,6 +78,7 @@ def attend(
     *,
     logit_softcap: float | None = None,
     position_bias: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> Intermediates:
     """softmax(query keyᵀ * scale + bias) value, with zeros where a row may attend to nothing.
 
@@ -69,8 +91,9 @@ def attend(
         attn_bias: (b, 1, n, n) or (b, h, n, n), added to the scaled scores, or None.
         logit_softcap: scaled scores become cap * tanh(scores / cap), before any bias.
         position_bias: (h, n, n), added likewise, or None.
+        dtype: of the products.
     """
-    scores = (query * scale) @ key.transpose(-1, -2)  # (b, h, n, n); scaled before it is so large
+    scores = product(query * scale, key.transpose(-1, -2), dtype)  # (b, h, n, n); scaled before it is so large
     if logit_softcap is not None:
         scores = torch.tanh(scores / logit_softcap) * logit_softcap
     if position_bias is not None:
@@ -83,23 +106,24 @@ def attend(
     weights = torch.softmax(scores, dim=-1)  # (b, h, n, n)
     if attn_mask is not None:
         weights = torch.where(keep, weights, 0.0)  # also turns the NaN of a row that sees nothing into 0
-    outputs = merge_heads(weights @ value)  # (b, n, h * value_dim)
+    outputs = merge_heads(product(weights, value, dtype))  # (b, n, h * value_dim)
     return Intermediates(query, key, value, scores, weights, outputs)
 
 
 class SelfAttention(nn.Module):
     """A layer of the repository."""
 
-    def __init__(self, spec: AttentionSpec, weights: AttentionWeights) -> None:
-        """Hold copies of `weights`; `spec` gives the sizes and the scheme."""
+    def __init__(self, spec: AttentionSpec, weights: AttentionWeights, dtype: torch.dtype = torch.float32) -> None:
+        """Hold copies of `weights`; `spec` gives the sizes and the scheme; products are computed in `dtype`."""
         super().__init__()
+        self.dtype = dtype
         self.num_heads, self.kv_heads = spec.num_heads, spec.kv_heads
         self.logit_softcap, self.position, self.norm = spec.logit_softcap, spec.position, spec.query_key_norm
         self.plain_scores = spec.plain_scores
         for name in ("query", "key", "value", "output"):
             matrix, bias = getattr(weights, name), getattr(weights, f"{name}_bias")
             # Not plain `query`: an ONNX graph uses a name once, and that is the output's.
-            self.register_buffer(f"{name}_projection", None if matrix is None else torch.tensor(matrix))
+            self.register_buffer(f"{name}_projection", None if matrix is None else torch.tensor(matrix).to(dtype))
             self.register_buffer(f"{name}_bias", None if bias is None else torch.tensor(bias))
         for name in ("query", "key"):
             weight = getattr(weights, f"{name}_norm")
@@ -138,7 +162,7 @@ class SelfAttention(nn.Module):
         return query, key, split_heads(self._linear(inputs, "value"), self.kv_heads, group)
 
     def _linear(self, inputs: Tensor, name: str) -> Tensor:
-        flat: Tensor = inputs @ getattr(self, f"{name}_projection")
+        flat = product(inputs, getattr(self, f"{name}_projection"), self.dtype)
         bias: Tensor | None = getattr(self, f"{name}_bias")
         return flat if bias is None else flat + bias
 
@@ -193,6 +217,7 @@ class SelfAttention(nn.Module):
             attn_bias,
             logit_softcap=self.logit_softcap,
             position_bias=self.position_bias(inputs),
+            dtype=self.dtype,
         )
         if self.output_projection is None:
             return found
@@ -251,18 +276,24 @@ def fused_outputs(
     attn_bias: Tensor | None,
     *,
     is_causal: bool,
+    dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Outputs alone, (b, n, h * value_dim), without ever holding an (n, n) matrix of scores.
 
     Takes what `attend` takes; `is_causal` excludes a mask and a bias. A row that sees nothing is unspecified: the
     caller makes it zero. Where scores might overflow all outputs of the sequence are NaN: the kernel takes a row of
-    nothing but -inf for one that sees nothing, and gives zeros.
+    nothing but -inf for one that sees nothing, and gives zeros. With a bias, which may be beyond any smaller dtype, it
+    is computed in float32, whatever `dtype` says.
     """
+    if attn_bias is not None:
+        dtype = torch.float32
     extra = attn_bias
     if attn_mask is not None:
         keep = attn_mask.unsqueeze(-3)
         extra = keep if attn_bias is None else torch.where(keep, attn_bias, -torch.inf)
-    mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=extra, is_causal=is_causal, scale=scale)
-    largest = [tensor.abs().amax(dim=(-3, -2, -1), keepdim=True) for tensor in (query, key)]  # (b, 1, 1, 1) each
+    q, k, v = (rounded(tensor, dtype) for tensor in (query, key, value))
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=extra, is_causal=is_causal, scale=scale)
+    # (b, 1, 1, 1) each; NaN where a number is too large for `dtype`, and then no bound holds
+    largest = [tensor.abs().amax(dim=(-3, -2, -1), keepdim=True).to(query.dtype) for tensor in (q, k)]
     bound = largest[0] * scale * query.shape[-1] * largest[1]  # no score is larger
-    return merge_heads(torch.where(bound <= torch.finfo(bound.dtype).max, mixed, torch.nan))
+    return merge_heads(torch.where(bound <= torch.finfo(bound.dtype).max, mixed.to(query.dtype), torch.nan))

@@ -1,4 +1,7 @@
-"""An encoder as a torch module: the names and the order of `models.encoder_reference`, batched, in float32."""
+"""An encoder as a torch module: the names and the order of `models.encoder_reference`, batched.
+
+Dtypes are as in `models.eager`.
+"""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -8,7 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch's own documentation uses
 from torch import Tensor, nn
 
-from models.eager import Intermediates, SelfAttention
+from models.eager import Intermediates, SelfAttention, product
 from models.encoder_spec import Activation, EncoderSpec
 from models.encoder_weights import EncoderWeights, LayerWeights
 from models.types import ALL_TENSOR_NAMES
@@ -28,20 +31,22 @@ class Layer(nn.Module):
     feed_out: Tensor
     feed_out_bias: Tensor
 
-    def __init__(self, spec: EncoderSpec, weights: LayerWeights) -> None:
-        """Hold copies of `weights`."""
+    def __init__(self, spec: EncoderSpec, weights: LayerWeights, dtype: torch.dtype) -> None:
+        """Hold copies of `weights`; products are computed in `dtype`."""
         super().__init__()
-        self.attention = SelfAttention(spec.layer, weights.attention)
+        self.attention = SelfAttention(spec.layer, weights.attention, dtype)
         self.eps, self.activation = spec.layer_norm_eps, ACTIVATIONS[spec.activation]
         for name in weights.tensors().keys() - weights.attention.tensors().keys():
-            self.register_buffer(name, torch.tensor(getattr(weights, name)))
+            tensor = torch.tensor(getattr(weights, name))
+            self.register_buffer(name, tensor.to(dtype) if name in ("feed_in", "feed_out") else tensor)
 
     def feed(self, hidden: Tensor, found: Intermediates) -> Tensor:
         """What the next layer is given, (b, n, embed_dim), from what this one was given and what attention found."""
         assert found.projected is not None, "every layer of an encoder has an output projection"
         attended = self._norm(hidden + found.projected, "norm1")
-        inner = self.activation(attended @ self.feed_in + self.feed_in_bias)  # (b, n, intermediate_dim)
-        return self._norm(attended + (inner @ self.feed_out + self.feed_out_bias), "norm2")
+        dtype = self.attention.dtype
+        inner = self.activation(product(attended, self.feed_in, dtype) + self.feed_in_bias)  # (b, n, intermediate_dim)
+        return self._norm(attended + (product(inner, self.feed_out, dtype) + self.feed_out_bias), "norm2")
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         return F.layer_norm(x, x.shape[-1:], self.get_buffer(name), self.get_buffer(f"{name}_bias"), self.eps)
@@ -55,15 +60,15 @@ class Encoder(nn.Module):
     position: Tensor
     token_type: Tensor | None
 
-    def __init__(self, spec: EncoderSpec, weights: EncoderWeights) -> None:
-        """Hold copies of `weights`; `spec` gives the sizes."""
+    def __init__(self, spec: EncoderSpec, weights: EncoderWeights, dtype: torch.dtype = torch.float32) -> None:
+        """Hold copies of `weights`; `spec` gives the sizes; products are computed in `dtype`."""
         super().__init__()
         self.position_offset, self.eps = spec.position_offset, spec.layer_norm_eps
         self.register_buffer("scale", torch.tensor(spec.layer.effective_scale, dtype=torch.float32))
         for name in ("word", "position", "token_type", "norm", "norm_bias"):
             tensor = getattr(weights, name)
             self.register_buffer(name, None if tensor is None else torch.tensor(tensor))
-        self.layers = nn.ModuleList(Layer(spec, layer) for layer in weights.layers)
+        self.layers = nn.ModuleList(Layer(spec, layer, dtype) for layer in weights.layers)
 
     def _stack(self) -> list[Layer]:
         return cast(list[Layer], list(self.layers))

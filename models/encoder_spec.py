@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from models.errors import InvalidInput, ShapeMismatch
-from models.spec import AttentionSpec, Parity, check_id, parsed
+from models.spec import AttentionSpec, ComputeDtype, Parity, check_id, parsed
 from models.types import ALL_TENSOR_NAMES, I64, Array
 
 Activation = Literal["gelu", "gelu_tanh", "relu"]
@@ -41,6 +41,7 @@ class EncoderSpec(BaseModel):
     token_types: int = Field(default=2, ge=0, le=65_536, description="Token types with an embedding; 0 is used.")
     layer_norm_eps: float = Field(default=1e-12, gt=0, description="Added to the variance.")
     activation: Activation = Field(default="gelu", description="Between the two linear maps.")
+    compute_dtype: ComputeDtype = Field(default="float32", description="What products are computed in on a GPU.")
     source: str = Field(default="", description="Where the weights come from.")
     license: str = Field(default="", description="Licence of the weights.")
     files: dict[str, str] = Field(default={}, description="SHA-256 of each file it was imported from, by name.")

@@ -184,6 +184,10 @@ class Provenance(_Frozen):
     parity: Parity | None = Field(default=None, description="None where the library was not there to compare with.")
 
 
+ComputeDtype = Literal["float32", "float16", "bfloat16"]
+"""What products of a model may be computed in, on devices where it pays. Its softmax and its answers are float32."""
+
+
 class AttentionSpec(_Frozen):
     """A self-attention layer: its sizes, its scheme, and where its numbers come from.
 
@@ -210,6 +214,7 @@ class AttentionSpec(_Frozen):
         default=None, description="Scaled scores become cap * tanh(scores / cap), before bias and mask."
     )
     query_key_norm: QueryKeyNorm | None = Field(default=None, description="Normalisation before rotary positions.")
+    compute_dtype: ComputeDtype = Field(default="float32", description="What products are computed in on a GPU.")
     labels: tuple[str, ...] = Field(default=(), description="Names of the embedding's columns, for people.")
     source: str = Field(default="", description="Where the weights come from.")
     license: str = Field(default="", description="Licence of the weights.")

@@ -19,7 +19,10 @@ from models.weights import AttentionWeights
 log = logging.getLogger(__name__)
 
 
-NOT_EXPORTED = {"description", "labels", "source", "license", "provenance", "example", "weights", "files", "parity"}
+NOT_EXPORTED = {
+    "description", "labels", "source", "license", "provenance", "example", "weights", "files", "parity",
+    "compute_dtype",
+}  # fmt: skip
 """Fields of a spec that its graph does not depend on; the numbers have a digest of their own."""
 
 

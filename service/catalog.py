@@ -17,7 +17,7 @@ from models.tokenizer import Tokenizer
 from models.types import Projections
 from service import parity
 from service.backends import BACKENDS, open_backend
-from service.backends.base import Backend, Runner
+from service.backends.base import Backend, BackendInfo, Runner
 from service.devices import Device, choose_device
 from service.errors import ConfigurationError, NotFound, NotInstalled
 from service.metrics import Metrics
@@ -137,6 +137,11 @@ class Catalog:
             raise NotFound.at("/model", f"{base!r} has no version {version!r}; it has {', '.join(versions)}")
         return versions[version] if version else next(reversed(versions.values()))
 
+    def info(self, backend: str, name: str, version: str) -> BackendInfo:
+        """What answers as `name` and `version` are computed with on a backend."""
+        found, model = self.backends[backend].info, self.models.get(name, {}).get(version)
+        return found if model is None else found.of(model.entry.spec.compute_dtype)
+
     def runners(self, name: str, version: str) -> Mapping[str, Runner]:
         """Those that answer as `name` and `version` now, by backend name; none where nothing does any more."""
         if not version:  # only the caller's own matrices have none
@@ -230,7 +235,7 @@ def open_model(backends: Mapping[str, Backend], entry: Entry) -> Loaded:
     """
     spec = entry.spec
     runners: dict[str, Runner]
-    dtypes = dtypes_of(backends)
+    dtypes = {name: backend.info.of(spec.compute_dtype).dtype for name, backend in backends.items()}
     if isinstance(entry, EncoderEntry):
         runners = {name: backend.encoder(entry) for name, backend in backends.items()}
         differences = parity.check(parity.Stack(entry.spec), runners, dtypes)
@@ -245,11 +250,6 @@ def open_model(backends: Mapping[str, Backend], entry: Entry) -> Loaded:
         tokenizer = Tokenizer(entry.tokenizer, entry.spec.vocab_size)
         return LoadedEncoder(entry, tokenizer, runners, differences, digest)
     return LoadedModel(entry, runners, differences, digest)
-
-
-def dtypes_of(backends: Mapping[str, Backend]) -> dict[str, str]:
-    """What each backend computes in."""
-    return {name: backend.info.dtype for name, backend in backends.items()}
 
 
 def _load(catalog: Catalog, entry: Entry, metrics: Metrics) -> None:
@@ -273,8 +273,9 @@ def _load_projections(catalog: Catalog, metrics: Metrics) -> None:
     query, key, value = (random.standard_normal(shape).astype(np.float32) for shape in shapes)
     layer = parity.Layer(7, 1, 5**-0.5, projections=Projections(query, key, value))
     catalog.projections = {name: backend.projections() for name, backend in catalog.backends.items()}
+    dtypes = {name: backend.info.dtype for name, backend in catalog.backends.items()}
     try:
-        metrics.set_parity("projections", "", parity.check(layer, catalog.projections, dtypes_of(catalog.backends)))
+        metrics.set_parity("projections", "", parity.check(layer, catalog.projections, dtypes))
     except Exception as error:  # noqa: BLE001 - as above
         log.error("projections: %s", error)
         catalog.failures.append(f"projections: {error}")

@@ -240,7 +240,7 @@ class LocalEngine:
             alone = [sizes.alone(unit.length, request.options) for unit in units]
             self.shadow.watch(ticket.future, name, units, alone)
         job = units[0].job
-        return Submission(ticket, request, name, self.catalog.backends[job.backend].info, tokens, job.statistics)
+        return Submission(ticket, request, name, self.catalog.info(job.backend, *name), tokens, job.statistics)
 
     def _check_fit(self, request: AttentionInput, model: LoadedModel | None, embed_dim: int) -> None:
         """Raise `InvalidInput` where a tensor does not fit the model or the caller's projections."""

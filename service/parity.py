@@ -23,7 +23,7 @@ are not in the hundreds (see `allowed`)."""
 TO_REFERENCE = 1e-4
 """Largest difference allowed to the float64 reference: float32 itself is this coarse where scores are large."""
 
-COARSE = {"tf32": 2**-11}
+COARSE = {"tf32": 2**-11, "float16": 2**-11, "bfloat16": 2**-8}
 """Half of the last place of what products are rounded to, where that is not float32; by `BackendInfo.dtype`."""
 
 COARSE_STEPS = 32

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from models.repository import EncoderEntry, ModelEntry
+from models.spec import ComputeDtype
 from models.types import F32, Array, Bool, Projections
 
 SCORED = frozenset({"weights", "scores"})
@@ -32,13 +33,20 @@ class BackendInfo:
         name: the backend's name in the registry.
         device: such as `cpu` or `cuda:0`.
         provider: what the runtime truly runs on, such as `CPUExecutionProvider` or `torch`.
-        dtype: what products are rounded to: `float64`, `float32`, or `tf32` where that was allowed.
+        dtype: what products are rounded to: `float64`, `float32`, or `tf32` where that was allowed; of a model that
+            declares another, `float16` or `bfloat16`.
+        as_declared: whether models are computed in the dtype that they declare.
     """
 
     name: str
     device: str
     provider: str
     dtype: str
+    as_declared: bool = False
+
+    def of(self, compute_dtype: ComputeDtype) -> "BackendInfo":
+        """What a model is computed with that declares this dtype."""
+        return replace(self, dtype=compute_dtype) if self.as_declared and compute_dtype != "float32" else self
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,6 +127,7 @@ def computed(
         wanted: as in `Batch`.
     """
     layer = module if isinstance(module, SelfAttention) else None
+    dtype = torch.float32 if layer is None else layer.dtype
     if layer is not None:
         query, key, value = layer.project(inputs)
     else:
@@ -136,7 +137,7 @@ def computed(
         if not {"outputs", "projected"}.isdisjoint(wanted):
             if is_causal and bias is not None:  # the fused kernel takes a bias or the flag
                 mask, is_causal = _causal(inputs), False
-            outputs = fused_outputs(query, key, value, scale, mask, bias, is_causal=is_causal)
+            outputs = fused_outputs(query, key, value, scale, mask, bias, is_causal=is_causal, dtype=dtype)
             if mask is not None and "projected" in wanted:  # rows that see nothing are projected too
                 outputs = torch.where(mask.any(dim=-1, keepdim=True), outputs, 0.0)
             found["outputs"] = outputs
@@ -154,6 +155,7 @@ def computed(
             bias,
             logit_softcap=layer.logit_softcap if layer else None,
             position_bias=layer.position_bias(inputs) if layer else None,
+            dtype=dtype,
         )._asdict()
     if layer is not None and "projected" in wanted:
         found["projected"] = layer.project_outputs(found["outputs"])

@@ -16,6 +16,7 @@ from torch import Tensor
 from models.eager import Projections, SelfAttention
 from models.encoder_eager import Encoder
 from models.repository import EncoderEntry, ModelEntry
+from models.spec import ComputeDtype
 from service.backends.base import BackendInfo, Batch, Tensors
 from service.backends.buckets import bucket, rung
 from service.backends.eager import Module, computed, encoded, fuses
@@ -24,6 +25,10 @@ from service.devices import Device
 from service.settings import Settings
 
 log = logging.getLogger(__name__)
+
+DTYPES: Mapping[ComputeDtype, torch.dtype] = {
+    "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16,
+}  # fmt: skip
 
 BATCH_TOKENS = 16_384
 
@@ -53,16 +58,18 @@ class CudaEagerBackend:
         self.batch_tokens = settings.max_batch_tokens or BATCH_TOKENS
         torch.backends.cuda.matmul.allow_tf32 = settings.allow_tf32
         self.lanes = Lanes(self.device)
-        self.info = BackendInfo("eager", str(device), "torch", "tf32" if settings.allow_tf32 else "float32")
+        dtype = "tf32" if settings.allow_tf32 else "float32"
+        self.info = BackendInfo("eager", str(device), "torch", dtype, as_declared=True)
 
     def layer(self, entry: ModelEntry) -> "CudaEagerRunner":
         """See `Backend.layer`."""
         spec = entry.spec
-        return CudaEagerRunner(self, SelfAttention(spec, entry.weights), spec.embed_dim, pads=spec.steady)
+        module = SelfAttention(spec, entry.weights, DTYPES[spec.compute_dtype])
+        return CudaEagerRunner(self, module, spec.embed_dim, pads=spec.steady)
 
     def encoder(self, entry: EncoderEntry) -> "CudaEagerEncoder":
         """See `Backend.encoder`."""
-        return CudaEagerEncoder(self, Encoder(entry.spec, entry.weights))
+        return CudaEagerEncoder(self, Encoder(entry.spec, entry.weights, DTYPES[entry.spec.compute_dtype]))
 
     def projections(self) -> "CudaEagerRunner":
         """See `Backend.projections`."""

@@ -203,7 +203,7 @@ class RemoteEngine(LocalEngine):
         model = "@".join(name) if job.projections is None else ""
         asked = Asked(request, tokens, bytes_in, deadline)
         ticket = self._queue.submit(asked, model, len(units), size, self.limits)
-        return Submission(ticket, request, name, self.catalog.backends[job.backend].info, tokens, job.statistics)
+        return Submission(ticket, request, name, self.catalog.info(job.backend, *name), tokens, job.statistics)
 
 
 class Remote:

@@ -31,6 +31,7 @@ class Description(BaseModel):
         description="Largest difference between two backends at load, relative to the largest value."
     )
     backends: list[str]
+    dtypes: dict[str, str] = Field(description="What products are rounded to, by backend.")
 
 
 class ModelDescription(Description):
@@ -206,4 +207,5 @@ def _common(catalog: Catalog, model: Loaded) -> dict[str, Any]:
         "digest": model.digest,
         "parity": dict(model.parity),
         "backends": list(model.runners),
+        "dtypes": {name: catalog.info(name, spec.name, spec.version).dtype for name in model.runners},
     }

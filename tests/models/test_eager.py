@@ -89,6 +89,59 @@ def test_fused_outputs_equal_the_explicit_ones(layer, masked, biased, is_causal)
     assert_close(found[alive].numpy(), want[alive].numpy(), 2e-6)
 
 
+HALVES = [(torch.float16, 2**-11), (torch.bfloat16, 2**-8)]
+"""And half of their last place."""
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("dtype", "half_step"), HALVES)
+def test_products_may_be_of_half_precision(layer, biased, dtype, half_step):
+    """Which is as far from the reference as it must be; what is answered is float32, and rows of weights sum to 1."""
+    entry = seeing_all(LAYERS[layer])
+    module = SelfAttention(entry.spec, entry.weights, dtype)
+    sequences = draw(entry, 6, 3, masked=True, biased=biased)
+    inputs, mask, bias = tensors_of(sequences)
+
+    found = module(inputs, torch.tensor(0.6), mask, bias)
+
+    alive = mask.any(dim=-1)[:, None].expand(found.weights.shape[:-1])
+    assert (found.weights.sum(dim=-1)[alive] - 1).abs().max() < 1e-6
+    exact = SelfAttention(entry.spec, entry.weights)(inputs, torch.tensor(0.6), mask, bias)
+    assert not torch.equal(found.query, exact.query)
+    for i, sequence in enumerate(sequences):
+        want = by_reference(entry, sequence, scale=0.6)
+        for name in TENSOR_NAMES:
+            assert getattr(found, name).dtype == torch.float32
+            assert_close(getattr(found, name)[i].numpy(), want[name], 32 * half_step, name)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("dtype", "half_step"), HALVES)
+def test_fused_outputs_may_be_of_half_precision(biased, dtype, half_step):
+    """With a bias they are not: one of -1e9 is beyond float16, and says less than a mask."""
+    query, key, value = torch.randn(3, 2, 2, 5, 8, generator=torch.Generator().manual_seed(0))
+    bias = torch.full((2, 1, 5, 5), -1e9) if biased else None
+    want = attend(query, key, value, torch.tensor(0.5), None, bias).outputs
+
+    found = fused_outputs(query, key, value, 0.5, None, bias, is_causal=False, dtype=dtype)
+
+    assert found.dtype == torch.float32
+    assert_close(found.numpy(), want.numpy(), 2e-6 if biased else 32 * half_step)
+
+
+def test_numbers_beyond_half_precision_are_none():
+    """NaN, of which an error is made: a query of infinity would make weights of 0, which look right."""
+    query, key, value = torch.ones(3, 1, 1, 2, 4)
+    query[..., 0, :] = -1e5
+
+    for outputs in (
+        attend(query, key, value, torch.tensor(1.0), None, None, dtype=torch.float16).outputs,
+        fused_outputs(query, key, value, 1.0, None, None, is_causal=False, dtype=torch.float16),
+    ):
+        assert outputs[0, 0].isnan().all()
+
+
 def test_projections_are_a_layer_whose_matrices_come_with_the_call():
     """One head without bias: the same numbers as the layer that holds them."""
     entry = LAYERS["odd"]

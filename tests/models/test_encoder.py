@@ -55,6 +55,21 @@ def by_torch(kind: str, ids: np.ndarray) -> list[np.ndarray]:
         return [t.numpy() for t in Encoder(KINDS[kind], draw_weights(KINDS[kind])).eval()(torch.tensor(ids))]
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 2**-6), (torch.bfloat16, 2**-3)])
+def test_products_may_be_of_half_precision(dtype, tolerance):
+    """Of every layer, and between them; hidden states stay float32."""
+    ids, spec = draw_ids(KINDS["bert"], 31), KINDS["bert"]
+    module = Encoder(spec, draw_weights(spec), dtype)
+
+    with torch.inference_mode():
+        found = module.eval()(torch.tensor(ids))
+
+    assert module.layers[0].feed_in.dtype == module.layers[0].attention.query_projection.dtype == dtype
+    for name, got, want in zip(encoder_tensor_names(spec), found, wanted("bert", ids[0]), strict=True):
+        assert got.dtype == torch.float32
+        assert np.abs(got[0].numpy() - want).max() < tolerance * np.abs(want).max(), name
+
+
 def wanted(kind: str, ids: np.ndarray) -> list[np.ndarray]:
     """What the reference says of one sequence, in the order of `encoder_tensor_names`."""
     traces = encode(ids, KINDS[kind], draw_weights(KINDS[kind]))

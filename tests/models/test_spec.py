@@ -121,3 +121,13 @@ def test_a_spec_survives_its_own_json():
     spec = AttentionSpec(**LEAST, num_heads=4, num_kv_heads=2, is_causal=True, scale=0.1, labels=("a", "b", "c", "d"))
 
     assert parse_spec(spec.model_dump_json(), "spec.json") == spec
+
+
+def test_a_model_declares_in_what_its_products_may_be_computed():
+    """Nothing but float32 unless it does."""
+    fields = {"name": "m", "embed_dim": 2, "head_dim": 2}
+
+    assert AttentionSpec(**fields).compute_dtype == "float32"
+    assert AttentionSpec(**fields, compute_dtype="bfloat16").compute_dtype == "bfloat16"
+    with pytest.raises(ValidationError, match="compute_dtype"):
+        AttentionSpec(**fields, compute_dtype="int8")

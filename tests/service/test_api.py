@@ -739,6 +739,7 @@ def test_models_are_listed_with_their_specs(server: Server):
         assert model["versions"] == [model["version"]]
         assert model["source"]
         assert set(model["backends"]) == {"onnx", "eager", "reference"}
+        assert model["dtypes"] == {"onnx": "float32", "eager": "float32", "reference": "float64"}
         assert len(model["parity"]) == 3
         assert all(0 <= difference <= 1e-5 for difference in model["parity"].values())
         for name in (model["name"], f"{model['name']}@{model['version']}"):

@@ -118,6 +118,25 @@ def test_parity_is_measured_at_load_and_published(backends):
         assert metrics.registry.get_sample_value("attention_parity_difference", labels) == 0
 
 
+@pytest.mark.parametrize("as_declared", [False, True])
+def test_a_backend_may_compute_as_coarsely_as_a_model_declares(as_declared, backends, folder):
+    """Only where the backend goes by it, which it then says of that model and of no other."""
+    backends["b"].info = BackendInfo("b", "cuda:0", "made up", "float32", as_declared)
+    backends["b"].wrong = {"half@1"}
+    folder("half", compute_dtype="float16")
+    folder("mine")
+
+    catalog, _ = load(folder)
+
+    if not as_declared:
+        assert "half@1: a-b differ" in catalog.failures[0]
+        return
+    assert catalog.failures == []
+    assert catalog.info("b", "half", "1").dtype == "float16"
+    assert {catalog.info("a", "half", "1").dtype, catalog.info("b", "mine", "1").dtype} == {"float32"}
+    assert catalog.info("b", "projections", "").dtype == "float32"
+
+
 def test_versions_are_in_natural_order(backends, folder):
     """10 follows 9, not 1; the newest is what a bare name means."""
     for version in ("10", "9", "1.10", "1.9", "2-beta"):

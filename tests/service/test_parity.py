@@ -229,12 +229,16 @@ def test_an_answer_may_depend_on_its_batch_where_nothing_else_is_promised(right)
         parity.check(LAYER, {"eager": Played(right, change, exact=False), "reference": right})
 
 
-@pytest.mark.parametrize(("by", "passes"), [(1e-3, True), (0.5, False)])
-def test_tf32_may_be_as_coarse_as_it_is(right, by, passes):
-    """Who allows it expects differences of about 1e-3, and still learns of wrong answers."""
+@pytest.mark.parametrize(
+    ("dtype", "by", "passes"),
+    [("tf32", 1e-3, True), ("tf32", 0.5, False), ("float16", 1e-3, True), ("float16", 0.03, False),
+     ("bfloat16", 0.03, True), ("bfloat16", 0.5, False)],
+)  # fmt: skip
+def test_products_may_be_as_coarse_as_they_are(right, dtype, by, passes):
+    """Who allows that expects such differences, and still learns of wrong answers."""
     runners, dtypes = (
         {"eager": Played(right, skewed(by)), "reference": right},
-        {"eager": "tf32", "reference": "float64"},
+        {"eager": dtype, "reference": "float64"},
     )
 
     if passes:

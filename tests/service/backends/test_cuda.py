@@ -86,6 +86,31 @@ def test_backends_agree_with_the_reference(layer, deterministic, artifacts):
     assert all(runner.exact is (deterministic or n == "reference") for n, runner in found.runners.items())
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("layer", [*LAYERS, *WIDE])
+def test_products_are_computed_as_a_layer_declares(layer, dtype, artifacts):
+    """By eager, which says so; ONNX Runtime computes in float32. Within what such products allow."""
+    entry = replace(ALL[layer], spec=ALL[layer].spec.model_copy(update={"compute_dtype": dtype}))
+    backends = {n: opened(n, artifacts) for n in ("eager", "onnx")}
+
+    found = open_model(backends | {"reference": open_backend("reference", Device("cpu"), Settings())}, entry)
+
+    assert found.runners["eager"].module.dtype == getattr(torch, dtype)
+    assert {n: b.info.of(dtype).dtype for n, b in backends.items()} == {"eager": dtype, "onnx": "float32"}
+    assert found.parity["onnx-reference"] < parity.TO_REFERENCE < found.parity["eager-reference"]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_products_are_computed_as_an_encoder_declares(dtype, artifacts):
+    spec = make_spec(compute_dtype=dtype)
+    backends = {n: opened(n, artifacts) for n in ("eager", "onnx")}
+    entry = EncoderEntry(spec, draw_weights(spec), word_pieces(), "")
+
+    found = open_model(backends | {"reference": open_backend("reference", Device("cpu"), Settings())}, entry)
+
+    assert found.runners["eager"].module.layers[0].attention.dtype == getattr(torch, dtype)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layer", [*LAYERS, *WIDE])
 def test_padding_changes_nothing_beyond_rounding(name, layer, kind, artifacts):
