@@ -28,6 +28,7 @@ class Problem:
         attn_bias: added to the scaled scores, (n, n) or (h, n, n), or None.
         scale: factor of the scores, None for 1/sqrt(head_dim).
         labels: a word per token.
+        widest: most columns of embeddings, and of a head's queries, keys and values.
     """
 
     inputs: F64
@@ -43,6 +44,7 @@ class Problem:
     attn_bias: F64 | None = None
     scale: float | None = None
     labels: tuple[str, ...] = ()
+    widest: int = MOST_WIDTH
 
     def __post_init__(self) -> None:
         """Raise `ShapeMismatch` unless the arrays fit one another, and into the largest problem."""
@@ -59,8 +61,8 @@ class Problem:
         if not 1 <= n <= MOST_TOKENS:
             raise ShapeMismatch.at("/inputs", f"has {n} tokens; by hand 1 to {MOST_TOKENS} are worked")
         widest = max(d, self.head_dim, self.value_dim)
-        if widest > MOST_WIDTH:
-            raise ShapeMismatch.at("/inputs", f"rows of {widest} numbers; by hand up to {MOST_WIDTH} are worked")
+        if widest > self.widest:
+            raise ShapeMismatch.at("/inputs", f"rows of {widest} numbers; by hand up to {self.widest} are worked")
         if self.labels and len(self.labels) != n:
             raise ShapeMismatch.at("/labels", f"{len(self.labels)} labels for {n} tokens")
 
