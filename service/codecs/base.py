@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from urllib.parse import parse_qsl
 
 import numpy as np
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from models.errors import NonFinite, ShapeMismatch
 from models.finite import all_finite
@@ -21,12 +21,12 @@ from service.errors import ConflictingFields, InvalidOption, NotAcceptable, TooL
 from service.lane import Piece, Steps
 from service.messages import AnswerOptions, AttentionInput, AttentionOutput, Form, Options
 
-Chosen = TypeVar("Chosen", bound=AnswerOptions)
+Chosen = TypeVar("Chosen", bound=BaseModel)
 Request = TypeVar("Request", covariant=True)
 
 
 @cache
-def option_names(kind: type[AnswerOptions]) -> tuple[str, ...]:
+def option_names(kind: type[BaseModel]) -> tuple[str, ...]:
     """The small fields, as callers spell them."""
     return tuple(field.alias or name for name, field in kind.model_fields.items())
 

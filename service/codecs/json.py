@@ -5,15 +5,13 @@ a piece at a time where it is long (`cut_json`). A body that is not is read agai
 find the exact place and say what is wrong there, or because the body is fine but unusual.
 """
 
-import binascii
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from models.errors import AttentionError, InvalidInput, ShapeMismatch
-from models.types import F32, F64, Bool, Projections
+from models.errors import AttentionError, ShapeMismatch
+from models.types import F32, Projections
 from service.codecs import json_answer
 from service.codecs.base import (
     FLOATS,
@@ -26,18 +24,16 @@ from service.codecs.base import (
     merged,
     nearest,
     query_options,
-    reshaped,
 )
 from service.codecs.cut_json import fields_in_steps
 from service.codecs.fast_json import fast_fields
+from service.codecs.nested import is_tensor, mask, matrix, tensor
 from service.codecs.strict_json import body_options, escaped, json_object, json_type
 from service.errors import UnknownField, WrongType
 from service.lane import Steps
 from service.messages import AttentionInput, AttentionOutput, Form, Options
 
 FIELDS = (*TENSOR_FIELDS, *OPTION_NAMES)
-TENSOR_OBJECT = ("shape", "dtype", "data")
-BOOLEANS: dict[str, np.dtype[Any]] = {"bool": np.dtype(np.bool_)}
 
 
 class JsonCodec:
@@ -82,7 +78,7 @@ def _request(fields: dict[str, Any], query: str) -> AttentionInput:
     inputs, form = _sequences(fields["inputs"])
     return assemble(
         inputs,
-        _each(fields.get("attn_mask"), "/attn_mask", form, _mask),
+        _each(fields.get("attn_mask"), "/attn_mask", form, mask),
         _each(fields.get("attn_bias"), "/attn_bias", form, _bias),
         form,
         chosen,
@@ -92,8 +88,8 @@ def _request(fields: dict[str, Any], query: str) -> AttentionInput:
 
 def _sequences(value: Any) -> tuple[list[F32], Form]:
     """`inputs`, which may be one sequence, a list of them, or a tensor object of either."""
-    if _is_tensor(value):
-        array = float32(_tensor(value, "/inputs", FLOATS), "/inputs")
+    if is_tensor(value):
+        array = float32(tensor(value, "/inputs", FLOATS), "/inputs")
         return (list(array), "stack") if array.ndim == 3 else ([array], "one")
     if isinstance(value, np.ndarray):
         return [_sequence(value, "/inputs")], "one"
@@ -102,7 +98,7 @@ def _sequences(value: Any) -> tuple[list[F32], Form]:
     if not value:
         raise ShapeMismatch.at("/inputs", "the sequence has no tokens; at least one is needed")
     if not (isinstance(value[0], (dict, np.ndarray)) or (isinstance(value[0], list) and _holds_rows(value[0]))):
-        return [float32(_matrix(value, "/inputs"), "/inputs")], "one"
+        return [float32(matrix(value, "/inputs"), "/inputs")], "one"
     check_count(len(value), "/inputs")
     return [_sequence(item, f"/inputs/{i}") for i, item in enumerate(value)], "list"
 
@@ -112,10 +108,10 @@ def _holds_rows(item: list[Any]) -> bool:
 
 
 def _sequence(value: Any, pointer: str) -> F32:
-    if _is_tensor(value):
-        return float32(_tensor(value, pointer, FLOATS), pointer)
+    if is_tensor(value):
+        return float32(tensor(value, pointer, FLOATS), pointer)
     if not isinstance(value, np.ndarray):
-        return float32(_matrix(value, pointer), pointer)
+        return float32(matrix(value, pointer), pointer)
     if value.dtype == np.bool_:
         raise WrongType.at(f"{pointer}{'/0' * value.ndim}", "expected a number, got a boolean")
     return float32(value, pointer)
@@ -129,7 +125,7 @@ def _each(value: Any, pointer: str, form: Form, read: Any) -> list[Any] | None:
         return [read(value, pointer)]
     if isinstance(value, np.ndarray):
         raise WrongType.at(f"{pointer}/0/0", "expected a row, got a number; give one matrix for each sequence")
-    if _is_tensor(value):
+    if is_tensor(value):
         whole = read(value, pointer)
         if whole.ndim < 3:
             raise ShapeMismatch.at(pointer, f"its shape is {list(whole.shape)}, expected one for each sequence")
@@ -140,25 +136,6 @@ def _each(value: Any, pointer: str, form: Form, read: Any) -> list[Any] | None:
     return [None if item is None else read(item, f"{pointer}/{i}") for i, item in enumerate(value)]
 
 
-def _mask(value: Any, pointer: str) -> Bool:
-    if _is_tensor(value):
-        mask: Bool = _tensor(value, pointer, BOOLEANS)
-        return mask
-    if isinstance(value, np.ndarray) and value.dtype == np.bool_:
-        return value
-    rows = _rows(value, pointer)
-    for i, row in enumerate(rows):
-        for j, item in enumerate(row):
-            if not isinstance(item, bool):
-                raise WrongType.at(
-                    f"{pointer}/{i}/{j}",
-                    f"expected true (may attend) or false, got {json_type(item)}; "
-                    "numbers to be added belong in attn_bias",
-                )
-    keep: Bool = np.array(rows, np.bool_).reshape(len(rows), len(rows[0]))
-    return keep
-
-
 def _bias(value: Any, pointer: str) -> F32:
     if isinstance(value, list) and value and all(isinstance(item, np.ndarray) for item in value):
         if len({item.shape for item in value}) > 1:
@@ -166,7 +143,7 @@ def _bias(value: Any, pointer: str) -> F32:
         return _sequence(np.stack(value), pointer)
     if isinstance(value, list) and value and isinstance(value[0], list) and _holds_rows(value[0]):
         check_count(len(value), pointer)
-        heads = [_matrix(item, f"{pointer}/{i}") for i, item in enumerate(value)]
+        heads = [matrix(item, f"{pointer}/{i}") for i, item in enumerate(value)]
         if len({item.shape for item in heads}) > 1:
             raise ShapeMismatch.at(pointer, "the heads have different shapes")
         return float32(np.stack(heads), pointer)
@@ -185,62 +162,3 @@ def _projections(value: Any) -> Projections | None:
         if name not in value:
             raise ShapeMismatch.at(f"/projections/{name}", "the matrix is missing")
     return Projections(*(_sequence(value[name], f"/projections/{name}") for name in PROJECTION_NAMES))
-
-
-def _rows(value: Any, pointer: str) -> list[list[Any]]:
-    """Rows of one length, their elements unseen."""
-    if not isinstance(value, list):
-        raise WrongType.at(pointer, f"expected rows, got {json_type(value)}")
-    if not value:
-        raise ShapeMismatch.at(pointer, "there are no rows; at least one is needed")
-    for i, row in enumerate(value):
-        if not isinstance(row, list):
-            raise WrongType.at(f"{pointer}/{i}", f"expected a row, got {json_type(row)}")
-        if len(row) != len(value[0]):
-            raise ShapeMismatch.at(f"{pointer}/{i}", f"the row has {len(row)} elements, but row 0 has {len(value[0])}")
-    return value
-
-
-def _matrix(value: Any, pointer: str) -> F64:
-    rows = _rows(value, pointer)
-    result = np.empty((len(rows), len(rows[0])), np.float64)
-    for i, row in enumerate(rows):
-        for j, item in enumerate(row):
-            if isinstance(item, bool) or not isinstance(item, (int, float)):
-                raise WrongType.at(f"{pointer}/{i}/{j}", f"expected a number, got {json_type(item)}")
-            try:
-                result[i, j] = item
-            except OverflowError:  # an integer beyond float64
-                result[i, j] = math.inf if item > 0 else -math.inf
-    return result
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def _tensor(value: Mapping[str, Any], pointer: str, dtypes: Mapping[str, np.dtype[Any]]) -> Any:
-    """The array of a tensor object, read-only."""
-    for name in value:
-        if name not in TENSOR_OBJECT:
-            raise UnknownField.at(f"{pointer}/{escaped(name)}", f"no such field; {nearest(name, TENSOR_OBJECT)}")
-    for name in TENSOR_OBJECT:
-        if name not in value:
-            raise WrongType.at(f"{pointer}/{name}", "the tensor object lacks this field; it has shape, dtype and data")
-    shape, dtype, data = value["shape"], value["dtype"], value["data"]
-    if not isinstance(shape, list) or not all(type(axis) is int and 0 <= axis < 2**40 for axis in shape):
-        raise WrongType.at(f"{pointer}/shape", "expected a list of sizes")
-    if not isinstance(dtype, str) or dtype not in dtypes:
-        raise WrongType.at(f"{pointer}/dtype", f"expected {' or '.join(dtypes)}, got {dtype!r}")
-    if not isinstance(data, (str, memoryview)):
-        raise WrongType.at(f"{pointer}/data", f"expected a base64 string, got {json_type(data)}")
-    try:
-        raw = binascii.a2b_base64(data, strict_mode=True) if isinstance(data, str) else data
-    except (ValueError, binascii.Error) as error:
-        raise InvalidInput.at(f"{pointer}/data", f"not base64: {error}") from error
-    need = math.prod(shape) * dtypes[dtype].itemsize
-    if len(raw) != need:
-        raise ShapeMismatch.at(f"{pointer}/data", f"it holds {len(raw)} bytes; {shape} of {dtype} takes {need}")
-    if dtype == "bool" and np.frombuffer(raw, np.uint8).max(initial=0) > 1:
-        raise InvalidInput.at(f"{pointer}/data", "a boolean is a byte 0 or 1")
-    return reshaped(np.frombuffer(raw, dtypes[dtype]), shape, f"{pointer}/shape")

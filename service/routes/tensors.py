@@ -21,6 +21,7 @@ from service.messages import Answer, AnswerOptions, AttentionOutput
 from service.observe import Exchange, Receive, Scope, Send
 from service.problems import MEDIA_TYPE as PROBLEM
 from service.runtime import Runtime
+from service.settings import Settings
 from service.statistics import Statistics
 
 TIMEOUT_HEADER = b"x-request-timeout-ms"
@@ -129,7 +130,7 @@ class TensorEndpoint(ABC):
             self._metrics.rejected.labels("draining").inc()
             raise Draining("the service is shutting down; try another replica")
         engine = self._runtime.engine
-        deadline = self._deadline(exchange)
+        deadline = deadline_of(exchange, self._runtime.settings)
         call = self.call(exchange, scope, engine)
         try:
             body = await self._runtime.intake.read(exchange, receive, deadline, call.codings)
@@ -181,15 +182,20 @@ class TensorEndpoint(ABC):
         request = None if steps is None else await self._runtime.intake.lane.run(steps)
         return await asyncio.to_thread(call.read, body) if request is None else request
 
-    def _deadline(self, exchange: Exchange) -> float:
-        """When the answer is no longer wanted: counted from arrival, by `time.monotonic`."""
-        most = self._runtime.settings.request_timeout_ms
-        asked = exchange.header(TIMEOUT_HEADER)
-        if not asked:
-            return min(exchange.deadline, exchange.arrived + most / 1e3)
-        if not asked.isdecimal() or not 0 < len(asked) <= 12 or int(asked) == 0:
-            raise InvalidOption(f"X-Request-Timeout-Ms: expected whole milliseconds above 0, got {asked!r}")
-        return min(exchange.deadline, exchange.arrived + min(int(asked), most) / 1e3)
+
+def deadline_of(exchange: Exchange, settings: Settings) -> float:
+    """When an answer is no longer wanted: counted from arrival, by `time.monotonic`.
+
+    Raises:
+        InvalidOption: if the header that says so does not.
+    """
+    most = settings.request_timeout_ms
+    asked = exchange.header(TIMEOUT_HEADER)
+    if not asked:
+        return min(exchange.deadline, exchange.arrived + most / 1e3)
+    if not asked.isdecimal() or not 0 < len(asked) <= 12 or int(asked) == 0:
+        raise InvalidOption(f"X-Request-Timeout-Ms: expected whole milliseconds above 0, got {asked!r}")
+    return min(exchange.deadline, exchange.arrived + min(int(asked), most) / 1e3)
 
 
 class TensorRoute(TensorEndpoint):
