@@ -164,7 +164,10 @@ async def _leave_to_observe(request: Request, error: Exception) -> Any:
     if isinstance(error, HTTPException):
         path, method = request.url.path, request.method
         if error.status_code == 405:
-            allowed = tuple(part.strip() for part in (error.headers or {}).get("Allow", "GET").split(","))
+            # FastAPI names the methods of one of the path's routes; the document has those of all.
+            described = tuple(verb.upper() for verb in request.app.openapi()["paths"].get(path, ()))
+            named = tuple(part.strip() for part in (error.headers or {}).get("Allow", "GET").split(","))
+            allowed = described or named
             if "GET" in allowed:
                 allowed = ("GET", "HEAD", *(name for name in allowed if name not in ("GET", "HEAD")))
             raise MethodNotAllowed(f"{path} takes {' or '.join(allowed)}, not {method}", allowed)

@@ -96,6 +96,18 @@ def test_json_examples_of_the_pages_answer_200(server, page: str):
 
 
 @pytest.mark.server
+def test_examples_of_the_tutor_answer_200(server):
+    """As they stand on its page."""
+    text = (ROOT / "docs/tutor.md").read_text()
+    bodies = re.findall(r"/v1/explain -H[^\n]* -d '(\{.*?\})'", text, re.DOTALL)
+
+    assert len(bodies) == text.count("/v1/explain -H") == 3
+    for body in bodies:
+        answer = call(server.url, "POST", "/v1/explain", body.encode(), {"Content-Type": JSON})
+        assert answer.status == 200, answer.body
+
+
+@pytest.mark.server
 def test_the_first_look_at_a_text_prints_a_line_per_token(server):
     """What the walk-through pipes an answer into, as it stands there."""
     text = (ROOT / "docs/text.md").read_text()

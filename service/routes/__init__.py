@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from service.routes import health, misconceptions, models, pages, quiz, v2
+from service.routes import explain, health, misconceptions, models, pages, quiz, v2
 from service.routes.attention import AttentionRoute
 from service.routes.base import RawRoute
 from service.routes.infer import InferRoute, VersionedInferRoute
@@ -15,6 +15,7 @@ def routers(runtime: Runtime) -> list[APIRouter]:
     return [
         health.router(runtime),
         models.router(runtime),
+        explain.router(runtime),
         misconceptions.router(),
         quiz.router(runtime),
         v2.router(runtime),

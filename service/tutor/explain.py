@@ -70,6 +70,7 @@ class Explanation:
         model: name and version of the model, or None for the caller's own matrices.
         tale: whom the words and pictures follow, and the decimals of both.
         steps: in the order of the recipe.
+        place: where in a larger model it happens; empty if nowhere.
         notes: what a reader should know beside it.
     """
 
@@ -77,6 +78,7 @@ class Explanation:
     model: tuple[str, str] | None
     tale: Tale
     steps: tuple[ExplainedStep, ...]
+    place: str
     notes: tuple[str, ...]
 
     @property
@@ -93,13 +95,19 @@ class Explanation:
     def alt(self) -> str:
         """What a picture of the weights shows, for who does not see it."""
         tale = self.tale
-        heads = f", head {tale.head + 1} of {self.problem.num_heads}" if self.problem.num_heads > 1 else ""
-        text = f"Attention weights of {self.problem.n} tokens{heads}. {self.summary}."
+        where = self.where.replace("Head", "head")
+        text = f"Attention weights of {self.problem.n} tokens{f', {where}' if where else ''}. {self.summary}."
         if len(tale.seen) > 1:
             text += f" Its shares: {shares(tale)}."
         if self.problem.keep is not None and (hidden := int((~self.problem.keep).sum())):
             text += f" {hidden} of {self.problem.keep.size} pairs are masked."
         return text
+
+    @property
+    def where(self) -> str:
+        """Where the words and pictures are, in a problem of several heads or a larger model; empty otherwise."""
+        heads = self.problem.num_heads
+        return f"Head {self.tale.head + 1} of {heads}" if heads > 1 else self.place
 
     @property
     def fully_masked_rows(self) -> list[int]:
@@ -124,6 +132,7 @@ def explain(
     head: int | None = None,
     focus: int | None = None,
     decimals: int = DECIMALS,
+    place: str = "",
     notes: tuple[str, ...] = (),
 ) -> Explanation:
     """Work a problem and say what happens in it.
@@ -134,6 +143,7 @@ def explain(
         head: the head that words and pictures follow; None for the most telling one.
         focus: the token they follow, likewise.
         decimals: of numbers in words and pictures.
+        place: see `Explanation`.
         notes: what else to tell a reader.
 
     Raises:
@@ -172,7 +182,7 @@ def explain(
         )
     if problem.embed_dim > MOST_WIDTH or problem.head_dim > MOST_WIDTH:
         notes = (*notes, f"The products of sums of more than {MOST_WIDTH + 1} terms are left out.")
-    return Explanation(problem, model, tale, tuple(steps), notes)
+    return Explanation(problem, model, tale, tuple(steps), place, notes)
 
 
 def _focus(problem: Problem, values: Values, head: int | None, row: int | None) -> tuple[int, int]:

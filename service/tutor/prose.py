@@ -143,10 +143,18 @@ def summary(tale: Tale) -> str:
 
 def shares(tale: Tale) -> str:
     """Who gets how much of the asker's attention."""
-    told = [f"{tale.other(token)} {tale.fixed(tale.weights[token])}" for token in tale.seen[:MOST_NAMED]]
-    if len(rest := tale.seen[MOST_NAMED:]) == 0:
-        return listed(told)
-    return f"{', '.join(told)}, and {len(rest)} more {tale.fixed(tale.weights[rest].sum())} together"
+    told, rest = _told(tale)
+    shown = [f"{tale.other(token)} {tale.fixed(tale.weights[token])}" for token in told]
+    if not rest:
+        return listed(shown)
+    return f"{', '.join(shown)}, and {len(rest)} more {tale.fixed(tale.weights[rest].sum())} together"
+
+
+def _told(tale: Tale) -> tuple[list[int], list[int]]:
+    """The tokens that a sentence lists, and those it only counts: many, or such as would be shown as 0.00."""
+    seen = [token for token in tale.seen if tale.fixed(tale.weights[token]).strip("0.")][:MOST_NAMED] or tale.seen[:1]
+    rest = tale.seen[len(seen) :]
+    return (tale.seen, []) if len(rest) == 1 and len(tale.seen) <= MOST_NAMED else (seen, rest)
 
 
 def _query(tale: Tale) -> str:
@@ -301,9 +309,9 @@ def _outputs(tale: Tale) -> str:
     row = _of_head(tale, "outputs")[tale.row]
     if not tale.seen:
         return f"{tale.asker} saw nothing, so its output is zero: {tale.vector(row)}."
-    told = [f"{tale.fixed(tale.weights[token])} of {tale.name(token)}" for token in tale.seen[:MOST_NAMED]]
-    rest = len(tale.seen) - len(told)
-    blend = listed(told) if not rest else f"{', '.join(told)} and a little of {rest} more"
+    told, rest = _told(tale)
+    shown = [f"{tale.fixed(tale.weights[token])} of {tale.name(token)}" for token in told]
+    blend = listed(shown) if not rest else f"{', '.join(shown)} and a little of {len(rest)} more"
     end = "" if len(tale.seen) == 1 else " No single book went over the counter, but a blend of all of them."
     return f"What {tale.asker} takes home is {blend}, added up: {tale.vector(row)}.{end}"
 

@@ -16,8 +16,10 @@ from wire import JSON, NPY, NPZ, PROBLEM, SAFETENSORS, Reply, attend, call, npy
 from models.types import TENSOR_NAMES
 from service.messages import Options
 from service.routes.attention import AttentionRoute
+from service.routes.explain import EXAMPLES as EXPLANATIONS
 from service.routes.tensors import REFUSALS
 from service.routes.text import TextRoute
+from service.tutor.render import RENDERERS
 
 pytestmark = pytest.mark.server
 
@@ -115,6 +117,25 @@ def test_every_other_answer_is_as_described(server: Server, document: dict[str, 
 
     assert list(described) == [reply.headers["content-type"]]
     conforms(document, described[JSON]["schema"], reply.json())
+
+
+@pytest.mark.parametrize("name", EXPLANATIONS)
+def test_an_explanation_is_as_described(server: Server, document: dict[str, Any], name: str):
+    """Each example, in every media type of the document; the one in JSON by its schema."""
+    operation = document["paths"]["/v1/explain"]["post"]
+    content = operation["requestBody"]["content"][JSON]
+    described = operation["responses"]["200"]["content"]
+    value = content["examples"][name]["value"]
+    conforms(document, content["schema"], value)
+
+    for media_type in described:
+        headers = {"Content-Type": JSON, "Accept": media_type}
+        reply = call(server.url, "POST", "/v1/explain", json.dumps(value).encode(), headers)
+        assert (reply.status, reply.headers["content-type"].partition(";")[0]) == (200, media_type)
+        if media_type == JSON:
+            conforms(document, described[JSON]["schema"], reply.json())
+    assert set(described) == set(RENDERERS)
+    assert document["paths"]["/v1/explain"]["get"]["responses"].keys() == operation["responses"].keys()
 
 
 def test_the_metrics_are_described_as_text(server: Server, document: dict[str, Any]):

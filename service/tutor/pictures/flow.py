@@ -112,10 +112,9 @@ class _Flow:
             y += TITLE
             self.canvas.text(EDGE, y, line, "ink", TITLE, bold=True)
             y += 6
-        heads = self.explanation.problem.num_heads
-        if heads > 1:
+        if where := self.explanation.where:
             y += SMALL + 4
-            self.canvas.text(EDGE, y, f"Head {self.tale.head + 1} of {heads}", "soft", SMALL + 1)
+            self.canvas.text(EDGE, y, where, "soft", SMALL + 1)
         return y + 16
 
     def _headings(self, y: float) -> float:

@@ -53,14 +53,14 @@ class _Heatmap:
         return self.canvas.svg(self.width, height, TITLE_OF, self.explanation.alt, theme, raster)
 
     def _words(self, y: float) -> float:
-        canvas, problem = self.canvas, self.explanation.problem
+        canvas = self.canvas
         for line in wrapped(self.explanation.summary, TITLE * 1.04, self.width - 2 * EDGE):
             y += TITLE
             canvas.text(EDGE, y, line, "ink", TITLE, bold=True)
             y += 6
         text = "Each row is a token that asks, each column one that is read."
-        if problem.num_heads > 1:
-            text = f"Head {self.tale.head + 1} of {problem.num_heads}. {text}"
+        if where := self.explanation.where:
+            text = f"{where}. {text}"
         y += 4
         for line in wrapped(text, SMALL, self.width - 2 * EDGE):
             y += SMALL + 5

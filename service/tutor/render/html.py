@@ -91,12 +91,16 @@ class HtmlRenderer:
             f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{summary}: self-attention, step by '
             'step</title><meta name="viewport" content="width=device-width,initial-scale=1">'
             f'<style>{STYLE}{formulas.STYLE}{_colours(explanation, look.theme)}</style></head><body><main>'
-            f'<h1>Self-attention, step by step</h1><p class="finding">{summary}.</p>'
+            f'<h1>Self-attention, step by step</h1><p class="finding">{summary}.</p>{_place(explanation)}'
             f"{pictures}"
             f'<nav aria-label="Steps"><ol class="way">{way}</ol></nav>'
             f'{_given(explanation)}{"".join(_section(explanation, number, step) for number, step in steps)}{notes}'
             "</main></body></html>\n"
         ).encode()  # fmt: skip
+
+
+def _place(explanation: Explanation) -> str:
+    return f'<p class="note">{escape(explanation.place)}</p>' if explanation.place else ""
 
 
 def _colours(explanation: Explanation, theme: Theme) -> str:

@@ -24,6 +24,7 @@ class JsonRenderer:
         name, version = explanation.model or ("projections", "")
         answer: dict[str, Any] = {
             "model": {"name": name, "version": version},
+            "place": explanation.place,
             "labels": problem.tokens,
             "num_heads": problem.num_heads,
             "is_causal": problem.is_causal,

@@ -15,6 +15,8 @@ class MarkdownRenderer:
     def render(self, explanation: Explanation, look: Look) -> bytes:
         """See `Renderer.render`."""
         blocks = ["# Self-attention, step by step", f"**{escaped(explanation.summary)}.**"]
+        if explanation.place:
+            blocks.append(escaped(explanation.place))
         for number, step in enumerate(explanation.steps, 1):
             blocks += [f"## {number}. {step.title}", f"$$\n{step.formula}\n$$", escaped(step.text)]
             for table in tables(explanation, step):

@@ -45,7 +45,7 @@ class TexRenderer:
     def render(self, explanation: Explanation, look: Look) -> bytes:
         """See `Renderer.render`."""
         parts = [PREAMBLE, r"\begin{document}", r"\section*{Self-attention, step by step}"]
-        parts += [rf"\textbf{{{escaped(explanation.summary)}.}}", ""]
+        parts += [rf"\textbf{{{escaped(explanation.summary)}.}}", escaped(explanation.place), ""]
         for number, step in enumerate(explanation.steps, 1):
             parts += [
                 rf"\subsection*{{{number}. {escaped(step.title)}}}",

@@ -1,4 +1,5 @@
 import itertools
+from pathlib import Path
 from xml.etree.ElementTree import fromstring
 
 import numpy as np
@@ -114,3 +115,9 @@ def test_text_is_measured_cut_and_wrapped():
     assert shortened("short", 10, 100) == "short"
     assert measure(shortened("a long text that does not fit", 10, 50), 10) <= 50
     assert wrapped("one two three", 10, measure("one two", 10)) == ["one two", "three"]
+
+
+def test_the_picture_of_the_documentation_is_the_one_that_is_drawn():
+    place = Path(__file__).parents[4] / "docs/images/explain_flow.svg"
+
+    assert place.read_text() == PICTURES["flow"](explain(CASES["lesson"]), "auto")
