@@ -133,8 +133,8 @@ class ExplainAnswer(BaseModel):
     summary: str = Field(description="The finding in one sentence.")
     alt: str = Field(description="What a picture shows, for who does not see it.")
     focus: Focus
-    inputs: list[list[float]]
-    projections: dict[str, list[list[float]]]
+    inputs: list[list[float]] | None = Field(default=None, description="Left out of more than 16 columns.")
+    projections: dict[str, list[list[float]]] | None = Field(default=None, description="Likewise.")
     steps: list[StepAnswer] = Field(description="In the order of the recipe.")
     checks: dict[str, Any] = Field(description="`row_sums`: 1 each, 0 of rows that see nothing.")
     notes: list[str]

@@ -181,7 +181,9 @@ def explain(
             )
         )
     if problem.embed_dim > MOST_WIDTH or problem.head_dim > MOST_WIDTH:
-        notes = (*notes, f"The products of sums of more than {MOST_WIDTH + 1} terms are left out.")
+        long = f"The products of sums of more than {MOST_WIDTH + 1} terms are left out"
+        wide = f", and so are embeddings of more than {MOST_WIDTH} numbers and the matrices that they meet"
+        notes = (*notes, f"{long}{wide if problem.embed_dim > MOST_WIDTH else ''}.")
     return Explanation(problem, model, tale, tuple(steps), place, notes)
 
 

@@ -211,7 +211,9 @@ def _scaled_scores(tale: Tale) -> str:
     raw, scaled = tale.values["raw_scores"][at], tale.values["scaled_scores"][at]
     bare = raw * problem.factor
     who = f"{tale.asker} and {tale.name(tale.best)}"
-    if problem.scale is None:
+    if problem.scale is None and problem.head_dim == 1:
+        text = f"Keys of one number need no scaling: √d_k = √1 = 1, so {who} keep {tale.whole(raw)}."
+    elif problem.scale is None:
         root = np.sqrt(problem.head_dim)
         text = (
             f"Sums of {problem.head_dim} products come out about √{problem.head_dim} times as large as one, so every "

@@ -235,6 +235,8 @@ def test_a_head_of_an_encoder_is_explained_as_it_sees_a_text(service):
     assert reply.json()["place"] == "tiny, layer 1, head 2"
     assert "terms" not in found["query"]
     assert "left out" in reply.json()["notes"][0]
+    assert not {"inputs", "projections"} & set(reply.json())  # 24 columns
+    assert len(reply.body) < 1 << 16
     assert b"tiny, layer 1, head 2" in page.body
     assert ask(service, {"text": text}).json()["place"].startswith("tiny, layer 0, head ")
 

@@ -119,7 +119,8 @@ class _Heatmap:
             canvas.text(x + share * long, y + 28, f"{share:g}", "soft", SMALL, anchor)
         x += long + 18
         line = y + 10.5
-        for text in wrapped("share of the row: every row adds up to 1", SMALL, self.width - x - EDGE):
+        nobody = " or sees nothing" if self.explanation.fully_masked_rows else ""
+        for text in wrapped(f"share of the row: every row adds up to 1{nobody}", SMALL, self.width - x - EDGE):
             canvas.text(x, line, text, "soft", SMALL)
             line += SMALL + 5
         line = max(line - 4, y + 44)

@@ -12,6 +12,7 @@ from service.tutor.explain import ExplainedStep, Explanation
 from service.tutor.mathml import mathml
 from service.tutor.pictures import PICTURES, PictureName
 from service.tutor.pictures.palette import Surround, Theme, level, shade, text_on
+from service.tutor.problem import MOST_WIDTH
 from service.tutor.prose import number, places
 from service.tutor.render.base import MASKED, Look, Table, tables
 
@@ -19,9 +20,6 @@ SHADED = ("weights",)
 """Steps whose cells are shaded as in the picture."""
 
 TITLES: dict[PictureName, str] = {"heatmap": "Picture of the weights", "flow": "Picture of one token's way"}
-
-MOST_COLUMNS = 64
-"""Of embeddings that are shown."""
 
 OPEN = 4
 """Matrices of a step that are shown at once; the others are a click away."""
@@ -120,7 +118,7 @@ def _colours(explanation: Explanation, theme: Theme) -> str:
 def _given(explanation: Explanation) -> str:
     """What the steps start from."""
     problem = explanation.problem
-    if problem.embed_dim > MOST_COLUMNS:  # hidden states of a real model are no table that anybody reads
+    if problem.embed_dim > MOST_WIDTH:  # hidden states of a real model are no table that anybody reads
         return ""
     numbers = np.unique(problem.inputs)
     decimals = places(numbers, explanation.tale.decimals)

@@ -9,6 +9,7 @@ from models.types import F64
 from service.tutor.exact import Cells, Surd
 from service.tutor.explain import ExplainedStep, Explanation
 from service.tutor.mathml import mathml
+from service.tutor.problem import MOST_WIDTH
 from service.tutor.render.base import Look
 
 
@@ -33,8 +34,7 @@ class JsonRenderer:
             "summary": f"{explanation.summary}.",
             "alt": explanation.alt,
             "focus": {"head": tale.head, "row": tale.row, "token": problem.tokens[tale.row]},
-            "inputs": _numbers(problem.inputs, decimals),
-            "projections": {part: _numbers(getattr(problem, part), decimals) for part in ("query", "key", "value")},
+            **_given(explanation, decimals),
             "steps": [step_json(step, decimals) for step in explanation.steps],
             "checks": {"row_sums": _numbers(explanation.row_sums, 12)},
             "notes": explanation.notes,
@@ -42,6 +42,15 @@ class JsonRenderer:
         if rows := explanation.fully_masked_rows:
             answer["fully_masked_rows"] = rows
         return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _given(explanation: Explanation, decimals: int | None) -> dict[str, Any]:
+    """What the steps start from, where it is no longer than they are."""
+    problem = explanation.problem
+    if problem.embed_dim > MOST_WIDTH:
+        return {}
+    matrices = {part: _numbers(getattr(problem, part), decimals) for part in ("query", "key", "value")}
+    return {"inputs": _numbers(problem.inputs, decimals), "projections": matrices}
 
 
 def step_json(step: ExplainedStep, decimals: int | None = None) -> dict[str, Any]:

@@ -19,6 +19,7 @@ PREAMBLE = r"""\documentclass[11pt]{article}
   \usepackage{fontspec}
 \fi
 \usepackage{amsmath}
+\usepackage{graphicx}
 \usepackage[margin=2cm]{geometry}
 \setlength{\parindent}{0pt}
 \setlength{\parskip}{6pt}
@@ -27,7 +28,7 @@ PREAMBLE = r"""\documentclass[11pt]{article}
 """Words may hold any character: XeLaTeX and LuaLaTeX take all, pdfLaTeX those of its own tables."""
 
 WIDE = 8
-"""Columns from which a table is set in small type."""
+"""Columns from which a table is shrunk where it is wider than the page."""
 
 RESERVED = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
@@ -61,16 +62,19 @@ class TexRenderer:
 
 def _table(step: ExplainedStep, table: Table) -> str:
     columns = len(table.columns)
-    lines = [r"\begin{center}", r"\footnotesize" if columns >= WIDE else r"\normalsize"]
+    lines = [r"\begin{center}"]
     if table.caption:
         caption = escaped(table.caption)
         lines.append(rf"\emph{{{caption[0].upper()}{caption[1:]}}}\\[4pt]")
+    if columns >= WIDE:
+        lines.append(r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%")
     lines += [rf"\begin{{tabular}}{{l|{'r' * columns}}}", _row(["", *map(escaped, table.columns)]), r"\hline"]
     for r, (label, cells) in enumerate(zip(table.rows, table.cells, strict=True)):
         exact = table.exact[r] if table.exact else [None] * columns
         told = [_cell(cell, form) for cell, form in zip(cells, exact, strict=True)]
         lines.append(_row([rf"\textbf{{{escaped(label)}}}", *told]))
-    return "\n".join([*lines, r"\end{tabular}", r"\end{center}", ""])
+    end = r"\end{tabular}}" if columns >= WIDE else r"\end{tabular}"
+    return "\n".join([*lines, end, r"\end{center}", ""])
 
 
 def _cell(cell: str, form: Surd | None) -> str:
