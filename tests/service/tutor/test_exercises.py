@@ -1,4 +1,9 @@
 import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +18,7 @@ from service.tutor.exercises.terms import DEFAULTS, LIMITS, Wanted, terms_of
 from service.tutor.misconceptions import MISCONCEPTIONS
 from service.tutor.steps import shape_of, shown, work
 
+ROOT = Path(__file__).parents[3]
 LEAST = {"dot-product": 4, "scores": 6, "scaling": 9, "softmax": 13, "mixing": 7, "recipe": 38, "causal": 44,
          "two-heads": 48}  # fmt: skip
 """How many mistakes a chosen exercise tells apart at least."""
@@ -135,3 +141,27 @@ def test_an_exercise_can_be_as_small_and_as_large_as_it_says(level, largest):
 
     claimed, others = assessable(given, {})
     assert len(claimed) + len(others) == len(MISCONCEPTIONS)
+
+
+# ---- for ever
+
+ISSUE = """
+import json
+from service.tutor.classroom import Classroom
+from service.tutor.exercises.terms import Wanted
+print(json.dumps([Classroom().issue(Wanted(level=level), 11) for level in ("recipe", "softmax", "two-heads")]))
+"""
+
+
+def test_the_same_request_gets_the_same_bytes_in_any_process():
+    """Whatever the order in which a process walks its sets."""
+    issued = {
+        subprocess.run(
+            [sys.executable, "-c", ISSUE], cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True, check=True, timeout=100,
+        ).stdout
+        for seed in ("0", "1")
+    }  # fmt: skip
+
+    assert len(issued) == 1
+    assert len(json.loads(issued.pop())) == 3
