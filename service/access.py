@@ -25,14 +25,15 @@ KEY_NEEDED: list[dict[str, list[str]]] = [{name: []} for name in KEY_SCHEMES]
 
 
 class Access:
-    """API keys and the rate limit, both off unless they are set, and admin keys, without which nobody is one.
+    """API keys and the rate limit, both off unless they are set; admins and tutors, nobody unless they have keys.
 
     A caller is its key where keys are asked for, else its address.
     """
 
     def __init__(self, settings: Settings, metrics: Metrics, peers: Peers) -> None:
-        """Read `api_keys` and `admin_keys`, kept as digests, and `rate_limit`, which is counted by `peers`."""
+        """Read the keys, which are kept as digests, and `rate_limit`, which is counted by `peers`."""
         self._keys, self._admin_keys = _digests(settings.api_keys), _digests(settings.admin_keys)
+        self._tutor_keys = _digests(settings.tutor_keys)
         self._rate: RateLimitItem | None = parse(settings.rate_limit) if settings.rate_limit else None
         self._peers = peers
         self._metrics = metrics
@@ -47,7 +48,8 @@ class Access:
         """
         caller = client[0] if client else "unknown"
         if self._keys:
-            caller = _check_key(exchange, self._keys + self._admin_keys, "the API key is not known")
+            known = self._keys + self._admin_keys + self._tutor_keys
+            caller = _check_key(exchange, known, "the API key is not known")
         if self._rate is not None and (wait_s := await self._peers.hit(caller)):
             self._metrics.rejected.labels("rate").inc()
             raise RateLimited(f"more than {self._rate} from one caller", retry_after_s=wait_s)
@@ -59,11 +61,22 @@ class Access:
             Unauthorized: if no key came.
             Forbidden: if the key is not an admin's, or nobody is one.
         """
-        if not self._admin_keys:
-            raise Forbidden(
-                "nobody may do this here; to allow it to those with a certain key, set ATTENTION_ADMIN_KEYS"
-            )
-        _check_key(exchange, self._admin_keys, "this takes one of ATTENTION_ADMIN_KEYS; another key came")
+        _check_role(exchange, self._admin_keys, "ATTENTION_ADMIN_KEYS")
+
+    def check_tutor(self, exchange: Exchange) -> None:
+        """Let a request pass that asks for solutions.
+
+        Raises:
+            Unauthorized: if no key came.
+            Forbidden: if the key is not a tutor's, or nobody is one.
+        """
+        _check_role(exchange, self._tutor_keys, "ATTENTION_TUTOR_KEYS")
+
+
+def _check_role(exchange: Exchange, known: list[bytes], setting: str) -> None:
+    if not known:
+        raise Forbidden(f"nobody may do this here; to allow it to those with a certain key, set {setting}")
+    _check_key(exchange, known, f"this takes one of {setting}; another key came")
 
 
 def _digests(keys: tuple[str, ...]) -> list[bytes]:

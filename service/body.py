@@ -32,6 +32,8 @@ WINDOW_BITS = {"gzip": 31, "deflate": 15}
 WORTH_COMPRESSING = 1_400
 """Bytes below which an answer fits one packet anyway."""
 
+KIB = 1 << 10
+
 THREAD_FROM = 1 << 16
 """Bytes from which compressing takes longer than handing the work to a thread."""
 
@@ -61,7 +63,12 @@ class Intake:
         self.lane = Lane()
 
     async def read(
-        self, exchange: Exchange, receive: Receive, deadline: float, codings: Sequence[str] = CODINGS
+        self,
+        exchange: Exchange,
+        receive: Receive,
+        deadline: float,
+        codings: Sequence[str] = CODINGS,
+        most: int | None = None,
     ) -> bytes:
         """The whole body, decompressed.
 
@@ -70,6 +77,7 @@ class Intake:
             receive: of the ASGI server.
             deadline: of the request, by `time.monotonic`.
             codings: those that are read.
+            most: bytes after decompression, where fewer are allowed than for all bodies.
 
         Raises:
             TooLarge: as soon as more has come than is allowed, counted after decompression.
@@ -83,21 +91,23 @@ class Intake:
         coding = exchange.header(b"content-encoding").strip().lower()
         if coding not in ("", "identity", *codings):
             raise UnsupportedMediaType(f"nobody here reads the coding {coding!r}; send {' or '.join(codings)}, or none")
+        most = self._most if most is None else min(most, self._most)
         length = exchange.header(b"content-length")
-        if length.isdecimal() and int(length) > self._most:
+        if length.isdecimal() and int(length) > most:
             exchange.close = True  # the rest of the body will not be read
-            raise self._too_large()
-        raw = await self._receive(exchange, receive, deadline)
-        return await self.expanded(raw, coding) if coding in codings else raw
+            raise self._too_large(most)
+        raw = await self._receive(exchange, receive, deadline, most)
+        return await self.expanded(raw, coding, most) if coding in codings else raw
 
-    async def expanded(self, raw: bytes, coding: str) -> bytes:
+    async def expanded(self, raw: bytes, coding: str, most: int | None = None) -> bytes:
         """A body in a coding, decompressed; errors as in `read`."""
+        most = self._most if most is None else most
         pieces = _unzstd(raw) if coding == "zstd" else _inflated(raw, coding)
         if len(raw) < THREAD_FROM:
-            return self._expanded(pieces)
-        return await asyncio.to_thread(self._expanded, pieces)
+            return self._expanded(pieces, most)
+        return await asyncio.to_thread(self._expanded, pieces, most)
 
-    async def _receive(self, exchange: Exchange, receive: Receive, deadline: float) -> bytes:
+    async def _receive(self, exchange: Exchange, receive: Receive, deadline: float, most: int) -> bytes:
         give_up = min(deadline, exchange.arrived + self._timeout_s)
         chunks: list[bytes] = []
         size = 0
@@ -113,7 +123,7 @@ class Intake:
                     chunk: bytes = message.get("body", b"")
                     size += len(chunk)
                     self._held += len(chunk)
-                    self._check(size, exchange)
+                    self._check(size, exchange, most)
                     chunks.append(chunk)
         except TimeoutError:
             exchange.close = True
@@ -126,28 +136,30 @@ class Intake:
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
         return await asyncio.to_thread(b"".join, chunks)
 
-    def _check(self, size: int, exchange: Exchange) -> None:
-        if size > self._most:
+    def _check(self, size: int, exchange: Exchange, most: int) -> None:
+        if size > most:
             exchange.close = True
-            raise self._too_large()
+            raise self._too_large(most)
         if self._held > self._together:
             exchange.close = True
             self._metrics.rejected.labels("bytes").inc()
             raise QueueFull(f"more than {self._together // MIB} MiB of requests are being received")
 
-    def _expanded(self, pieces: Iterator[bytes]) -> bytes:
+    def _expanded(self, pieces: Iterator[bytes], most: int) -> bytes:
         """All pieces, unless they are more than is allowed: then no more are made."""
         found: list[bytes] = []
         size = 0
         for piece in pieces:
             size += len(piece)
-            if size > self._most:
-                raise self._too_large()
+            if size > most:
+                raise self._too_large(most)
             found.append(piece)
         return b"".join(found)
 
-    def _too_large(self) -> TooLarge:
+    def _too_large(self, most: int) -> TooLarge:
         self._metrics.rejected.labels("body").inc()
+        if most < self._most:
+            return TooLarge(f"the body is larger than {most // KIB} KiB after decompression; here none needs more")
         return TooLarge(
             f"the body is larger than {self._most // MIB} MiB after decompression; send fewer tokens at a time, or a "
             "binary format (application/x-safetensors)"

@@ -121,6 +121,19 @@ class Settings(BaseSettings):
         description="Comma-separated keys of those who may load and unload models; API keys too. Empty: nobody may.",
         repr=False,
     )
+    tutor_keys: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="Comma-separated keys of those who may see solutions of exercises; API keys too. Empty: nobody"
+        " may.",
+        repr=False,
+    )
+    signing_key: str = Field(
+        default="",
+        max_length=1_000,
+        description="What exercises are signed with, the same in every replica. Empty: a published key, with"
+        " which anybody can make an exercise of any seed.",
+        repr=False,
+    )
     rate_limit: str = Field(
         default="", description="Most requests of one caller, such as `100/second`; empty: no limit."
     )
@@ -131,7 +144,7 @@ class Settings(BaseSettings):
         default="info", description="Least severe log line."
     )
 
-    @field_validator("api_keys", "admin_keys", "cors_origins", mode="before")
+    @field_validator("api_keys", "admin_keys", "tutor_keys", "cors_origins", mode="before")
     @classmethod
     def _comma_separated(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value

@@ -1,5 +1,6 @@
 """`attention serve`."""
 
+import logging
 from typing import Annotated
 
 import typer
@@ -8,6 +9,8 @@ from rich.console import Console
 from service import logs
 from service.settings import load_settings
 from service.workers.share import engine_apart, worker_count
+
+log = logging.getLogger(__name__)
 
 CURL = """curl -s {url}/v1/attention -H 'Content-Type: application/json' -d '{{"model": "lesson",
   "inputs": [[1,0,0,0,0.5], [0,0,1,0,0.5], [0.2,0,0,1,0.5], [0,1,0,0,0.5]]}}'"""
@@ -35,6 +38,8 @@ def serve(
     """
     settings = load_settings(host=host, port=port, backend=backend, device=device, workers=workers)
     logs.set_up(settings)
+    if not settings.signing_key:
+        log.warning("exercises are signed with a published key, and can be forged; set ATTENTION_SIGNING_KEY")
     console = Console(highlight=False, soft_wrap=True)
 
     def on_ready(url: str, rpc: str) -> None:

@@ -235,3 +235,30 @@ def test_admin_keys_alone_ask_nobody_else_for_a_key():
 
 def test_admin_keys_are_not_kept_in_the_clear():
     assert "secret" not in str(vars(Gate(admin_keys="secret").access))
+
+
+# ---- tutors
+
+
+@pytest.mark.parametrize("other", ["", "root"])
+def test_a_tutor_is_whoever_has_a_tutor_key(other):
+    """And nobody else: an admin sees no solutions, a tutor changes no models."""
+    access = AdminGate(admin_keys=other, tutor_keys="mentor").access
+
+    access.check_tutor(Exchange({"headers": [(b"x-api-key", b"mentor")]}))
+    with pytest.raises(Unauthorized):
+        access.check_tutor(Exchange({"headers": []}))
+    with pytest.raises(Forbidden, match="ATTENTION_TUTOR_KEYS"):
+        access.check_tutor(Exchange({"headers": [(b"x-api-key", b"root")]}))
+    with pytest.raises(Forbidden, match="ATTENTION_ADMIN_KEYS"):
+        access.check_admin(Exchange({"headers": [(b"x-api-key", b"mentor")]}))
+
+
+def test_without_tutor_keys_nobody_is_a_tutor():
+    with pytest.raises(Forbidden, match="set ATTENTION_TUTOR_KEYS"):
+        AdminGate(admin_keys="root").access.check_tutor(Exchange({"headers": [(b"x-api-key", b"root")]}))
+
+
+def test_a_tutor_key_lets_through_where_keys_are_asked_for():
+    Gate(api_keys="one", tutor_keys="mentor").check(x_api_key="mentor")
+    assert "secret" not in str(vars(Gate(tutor_keys="secret").access))

@@ -107,6 +107,18 @@ def test_a_content_length_that_lies_does_not_lift_the_limit():
         read([b"x" * (2 * MIB)], exchange(content_length="10"))
 
 
+@pytest.mark.parametrize("length", [{}, {"content_length": "1001"}])
+def test_a_route_may_allow_less(length: dict[str, str]):
+    """But never more than all routes do."""
+    intake = Intake(SMALL, Metrics())
+
+    with pytest.raises(TooLarge, match="larger than 0 KiB after decompression"):
+        asyncio.run(intake.read(exchange(**length), Sender([b"x"] * 1_001), FAR, most=1_000))
+    assert asyncio.run(intake.read(exchange(), Sender([b"x"] * 1_000), FAR, most=1_000)) == b"x" * 1_000
+    with pytest.raises(TooLarge, match="larger than 1 MiB after decompression"):
+        asyncio.run(intake.read(exchange(), Sender([b"x" * (MIB + 1)]), FAR, most=MIB * 2))
+
+
 def test_bodies_being_received_share_one_allowance():
     """Many callers at once must not fill the memory either; who is refused may come again."""
 

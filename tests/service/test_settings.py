@@ -40,6 +40,8 @@ EXAMPLES = {
     "body_timeout_s": ("2.5", 2.5),
     "api_keys": ("one, two,,three ", ("one", "two", "three")),
     "admin_keys": ("root", ("root",)),
+    "tutor_keys": ("one, two", ("one", "two")),
+    "signing_key": ("a secret, with commas", "a secret, with commas"),
     "cors_origins": ("https://a.example,https://b.example", ("https://a.example", "https://b.example")),
     "rate_limit": ("100/second", "100/second"),
     "log_level": ("debug", "debug"),
@@ -148,7 +150,9 @@ def test_settings_do_not_change_after_the_start():
 
 def test_keys_are_not_shown_where_settings_are():
     """They end up in logs."""
-    assert "secret" not in repr(Settings(api_keys=("secret",), admin_keys=("secret",)))
+    keys = ("secret",)
+    settings = Settings(api_keys=keys, admin_keys=keys, tutor_keys=keys, signing_key="secret")
+    assert "secret" not in repr(settings)
 
 
 @pytest.mark.parametrize("given", [("a", "b"), ["a", "b"], "a,b"])
