@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from service.routes import explain, health, misconceptions, models, pages, quiz, v2
+from service.routes import exercises, explain, health, misconceptions, models, pages, quiz, v2
 from service.routes.attention import AttentionRoute
 from service.routes.base import RawRoute
 from service.routes.infer import InferRoute, VersionedInferRoute
@@ -16,6 +16,7 @@ def routers(runtime: Runtime) -> list[APIRouter]:
         health.router(runtime),
         models.router(runtime),
         explain.router(runtime),
+        exercises.router(runtime),
         misconceptions.router(),
         quiz.router(runtime),
         v2.router(runtime),

@@ -139,10 +139,16 @@ class _Desk:
             return View(self._exercise, dict(self._written), step)
         return self._views.setdefault(step, View(self._exercise, dict(self._written), step))
 
+    def _view_unrounded(self, view: View) -> View:
+        """The same step from numbers before they were rounded; the same view where those are the ones written down."""
+        if all(np.array_equal(self._unrounded[step], array) for step, array in self._written.items()):
+            return view
+        return View(self._exercise, dict(self._unrounded), view.step)
+
     def _hold(self, result: StepResult, values: F64) -> None:
         """Hold a table of the right shape against what is right, and go on from it."""
         problem, step, blank = self._exercise.problem, result.id, np.isnan(values)
-        unrounded = View(self._exercise, dict(self._unrounded), step)
+        unrounded = self._view_unrounded(result.view)
         result.right = self._right(result, unrounded, values)
         result.credit = float(result.right.mean())
         wrong = ~(result.right | blank)
@@ -167,7 +173,7 @@ class _Desk:
         exact = shown(self._exercise.problem, result.id, self._exercise.right[result.id])
         never_wrong = close(values, exact, result.view.tolerance(values.shape))
         cells = cells | never_wrong
-        if self._astray and not (cells | blank).all():
+        if self._astray and unrounded is not result.view and not (cells | blank).all():
             cells = cells | unrounded.right(values)
         if self._doubts and not (cells | blank).all():
             allowed = self._exercise.unit * TOLERANCE + result.view.slack_with(self._doubts)
@@ -182,7 +188,10 @@ class _Desk:
             What was written before it was rounded, where one mistake explains it.
         """
         assert result.right is not None
-        candidates = self._agreeing(result.view.explaining(values) or unrounded.explaining(values))
+        candidates = result.view.explaining(values)
+        if not candidates and unrounded is not result.view:
+            candidates = unrounded.explaining(values)
+        candidates = self._agreeing(candidates)
         if not candidates:
             if wrong.sum() == 1 and result.right.sum() == wrong.size - 1 and wrong.size > 1:
                 result.note = "All but one of the numbers are right."

@@ -19,8 +19,11 @@ from service.tutor.signing import Signer
 from service.tutor.steps import STEPS, shown
 from service.tutor.worksheet import answer_sheet, worksheet
 
-HELD = 256
+HELD = 64
 """Exercises that are kept at hand, with what grading them takes; a class works on a few."""
+
+FEW_SCORES = 128
+"""Scores of an exercise up to which that is kept: it takes some hundred tables of that size."""
 
 
 class Classroom:
@@ -60,7 +63,7 @@ class Classroom:
         return grade_plan(exercise, answers.get(PLAN)) | {"next": self._issued(replace(exercise.terms, part=2))}
 
     def takes_long(self, token: str) -> bool:
-        """Whether grading may take more than a few milliseconds: what is large, and a plan, which is followed by more.
+        """Whether it may take more than some milliseconds: what is large, and a plan, which is followed by more.
 
         Raises:
             InvalidInput: if the token is none.
@@ -91,12 +94,17 @@ class Classroom:
         return answer_sheet(self._of(token)[0], token)
 
     def _of(self, token: str) -> tuple[Exercise, dict[str, View]]:
-        return self._held(self.signer.terms(token))
+        return self._at_hand(self.signer.terms(token))
+
+    def _at_hand(self, terms: Terms) -> tuple[Exercise, dict[str, View]]:
+        """An exercise, and its views; see `assess`."""
+        exercise, views = self._held(terms)
+        return exercise, views if terms.tokens**2 * terms.num_heads <= FEW_SCORES else {}
 
     def _issue(self, terms: Terms) -> dict[str, Any]:
         """The terms as an exercise, of the drawing that shows most if that has not been chosen yet."""
         chosen = terms if terms.part == 2 else GENERATORS[terms.generator].chosen(terms)
-        exercise, views = self._held(chosen)
+        exercise, views = self._at_hand(chosen)
         telling, others = assessable(exercise, views)
         return {
             "exercise": self.signer.token(chosen),

@@ -104,9 +104,9 @@ class View:
         """What one way of a misconception makes of the step; None where it plays no part, or cannot be made."""
         one = MISCONCEPTIONS[misconception]
         way = one.ways[number]
-        first = next((step for step in self.between if step in way), None)
-        if first is None:
+        if way.keys().isdisjoint(self.between):
             return None
+        first = next(step for step in self.between if step in way)
         upto = self.exercise.before(self.step)
         same = upto[: upto.index(first)]
         known = {**self.known, **{step: self.worked[step] for step in same if step in self.worked}}

@@ -162,9 +162,13 @@ STEPS: dict[str, Step] = {
 """Every step, in the order of the recipe."""
 
 
+_EVERY = tuple(STEPS)
+_UNMASKED = tuple(step for step in STEPS if step != "masked_scores")
+
+
 def steps_of(problem: Problem) -> tuple[str, ...]:
     """Ids of the problem's steps in order: all, but `masked_scores` only where something is masked."""
-    return tuple(step for step in STEPS if problem.masked or step != "masked_scores")
+    return _EVERY if problem.masked else _UNMASKED
 
 
 def work(
