@@ -12,11 +12,14 @@ from models.types import F64
 from service.tutor.exercise import Exercise
 from service.tutor.exercises.levels import LEVELS
 from service.tutor.hints import RULES
+from service.tutor.mathml import STYLE as MATH_STYLE
+from service.tutor.mathml import mathml
 from service.tutor.plan import Card, cards_of, shape_on
 from service.tutor.presenting import instructions, labels_of, named
 from service.tutor.steps import STEPS, shape_of, shown
 
-STYLE = """
+STYLE = (
+    """
 :root { color-scheme: light; }
 body { font: 11pt/1.4 Georgia, 'Times New Roman', serif; color: #000; background: #fff; max-width: 46em;
   margin: 2em auto; padding: 0 1em; }
@@ -31,11 +34,14 @@ th, td { border: 1px solid #555; padding: 0.15em 0.5em; min-width: 2.2em; text-a
 th { font-weight: normal; background: #eee; }
 td.blank { min-width: 4em; }
 section { break-inside: avoid; }
+math[display=block] { width: max-content; margin: 0.3em 0; }
 .token { font: 7pt/1.3 monospace; overflow-wrap: anywhere; color: #333; }
 .hidden { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
 @page { margin: 15mm; }
 @media print { body { margin: 0; max-width: none; padding: 0; } th { background: none; } }
 """
+    + MATH_STYLE
+)
 """Of the page itself; it fits A4 and Letter alike, as the printer has it."""
 
 POLICY = (
@@ -51,7 +57,7 @@ def worksheet(exercise: Exercise, token: str) -> str:
     parts = [_given(exercise)]
     if exercise.planning:
         parts.append(_plan(exercise))
-    parts += [_section(exercise, step, None, rule=False) for step in _tables(exercise)]
+    parts += [_section(exercise, step, None) for step in _tables(exercise)]
     return _page(exercise, LEVELS[exercise.terms.level].title, token, parts, names=True)
 
 
@@ -62,7 +68,7 @@ def answer_sheet(exercise: Exercise, token: str) -> str:
         steps = (card for step in exercise.ask for card in cards_of(exercise) if card.step == step)
         rows = "".join(_card(exercise, card, answered=True) for card in steps)
         parts.append(f"<section><h2>Plan</h2><ol>{rows}</ol></section>")
-    parts += [_section(exercise, step, array, rule=True) for step, array in exercise.right.items()]
+    parts += [_section(exercise, step, array) for step, array in exercise.right.items()]
     return _page(exercise, f"Answers: {LEVELS[exercise.terms.level].title}", token, parts, names=False)
 
 
@@ -83,23 +89,29 @@ def _page(exercise: Exercise, title: str, token: str, parts: Sequence[str], *, n
 
 
 def _given(exercise: Exercise) -> str:
-    problem, tables = exercise.problem, list[str]()
+    problem, decimals = exercise.problem, exercise.terms.decimals
+    tables: list[str] = []
     if exercise.shows_inputs:
         embedded = [f"x{number + 1}" for number in range(problem.embed_dim)]
-        tables.append(_table("Embeddings X", list(problem.tokens), embedded, problem.inputs, exercise.terms.decimals))
+        tables.append(_table(f"Embeddings {mathml('X')}", problem.tokens, embedded, problem.inputs, decimals))
         for step, name in (("query", "W_Q"), ("key", "W_K"), ("value", "W_V")):
             columns = labels_of(exercise, step)[1]
-            tables.append(_table(name, embedded, columns, getattr(problem, step), exercise.terms.decimals))
+            tables.append(_table(mathml(name), embedded, columns, getattr(problem, step), decimals))
     for step, array in exercise.given.items():
         tables += _tables_of(exercise, step, array)
     return f"<section><h2>Given</h2><div class='tables'>{''.join(tables)}</div></section>"
 
 
-def _section(exercise: Exercise, step: str, array: F64 | None, *, rule: bool) -> str:
-    """A step with its table; where it is to be known by heart, without a word on how it is done."""
-    words = f"<p>{escape(RULES[step])}</p>" if rule else ""
+def _section(exercise: Exercise, step: str, array: F64 | None) -> str:
+    """A step with its table: for tutors, who get its array, with its rule too; where that is asked for, with none."""
+    title, formula = named(exercise, step)
+    words = ""
+    if array is not None:
+        title, formula = STEPS[step].title, STEPS[step].formula
+        words = f"<p>{escape(RULES[step])}</p>"
+    if array is not None or exercise.terms.mode == "guided":
+        words += mathml(formula, block=True)
     tables = "".join(_tables_of(exercise, step, array))
-    title = STEPS[step].title if rule else named(exercise, step)[0]
     return f"<section><h2>{escape(title)}</h2>{words}<div class='tables'>{tables}</div></section>"
 
 
@@ -111,18 +123,19 @@ def _tables_of(exercise: Exercise, step: str, array: F64 | None) -> Iterator[str
     for place in np.ndindex(shape[:-2]):
         names = [f"head {place[0] + 1}"] if exercise.problem.num_heads > 1 and place else []
         names += [f"row {rows[place[-1]]}"] if step == "weighted_values" else []
-        caption = ", ".join([STEPS[step].symbol.replace("A_{ij} V_j", "A V"), *names])
+        caption = ", ".join([mathml(STEPS[step].symbol), *map(escape, names)])
         yield _table(caption, rows, columns, filled[place], exercise.terms.decimals)
 
 
 def _table(caption: str, rows: Sequence[str], columns: Sequence[str], array: F64, decimals: int) -> str:
+    """A table, its caption in HTML."""
     head = "".join(f"<th scope='col'>{escape(column) or 'all'}</th>" for column in columns)
     body = "".join(
         f"<tr><th scope='row'>{escape(row)}</th>{''.join(_cell(float(value), decimals) for value in values)}</tr>"
         for row, values in zip(rows, array, strict=True)
     )
     corner = "<td><span class='hidden'>row</span></td>"
-    top = f"<caption>{escape(caption)}</caption><thead><tr>{corner}{head}</tr></thead>"
+    top = f"<caption>{caption}</caption><thead><tr>{corner}{head}</tr></thead>"
     return f"<table>{top}<tbody>{body}</tbody></table>"
 
 
