@@ -222,11 +222,13 @@ class _Desk:
         return [each for each in candidates if agrees(each)] or candidates
 
     def _misshapen(self, result: StepResult, values: F64) -> None:
-        """A table of another shape is a sign in itself of what was done."""
+        """A table of another shape is a sign in itself: where only one mistake has it, wrong cells do not matter."""
         given, asked = (" × ".join(map(str, shape)) for shape in (values.shape, result.shape))
         result.note = f"This table is {given}; the one asked for is {asked}."
-        if ways := _ways(self._agreeing(result.view.explaining(values))):
-            self._found(result.id, ways)
+        ways = _ways(self._agreeing(result.view.explaining(values)))
+        of_this_shape = _ways(result.view.stacks.get(values.shape, ([], values))[0])
+        if ways or len(of_this_shape) == 1:
+            self._found(result.id, ways or of_this_shape)
 
     def _found(self, step: str, ways: dict[str, set[int]]) -> None:
         """Note a mistake, unless one that was noted before is the same, going on."""

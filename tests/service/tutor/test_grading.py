@@ -203,6 +203,9 @@ def test_a_table_of_a_wrong_shape_is_a_sign_in_itself():
     step = step_of(graded, "raw_scores")
     assert step["note"] == "This table is 3 × 3; the one asked for is 4 × 4."
     assert step["cells"] == [["wrong"] * 3] * 3
+    slips = {"raw_scores": [[9, 8, 7]] * 3}
+    assert ids(grade(given, slips)) == ["score.qtk"]
+    assert ids(grade(given, {"raw_scores": [[9, 8]] * 3})) == []
 
 
 def test_what_is_no_table_is_said_to_be_none():

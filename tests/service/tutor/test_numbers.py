@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.tutor.numbers import BLANK, LARGEST, Reading, cells_of, read, read_sheet
@@ -56,6 +56,7 @@ def test_a_masked_score_may_be_written_in_words(written):
     assert read(written, masked=True) == Reading(-math.inf)
 
 
+@settings(deadline=None)
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), st.lists, max_leaves=30))
 def test_whatever_stands_there_is_read_without_an_exception(answer):
     sheet = read_sheet(answer, most=50, masked=True)
