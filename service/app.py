@@ -9,6 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi_swagger import patch_fastapi
 from pydantic import BaseModel, Field
 from pydantic.json_schema import models_json_schema
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
@@ -16,7 +17,7 @@ from models.errors import AttentionError, FieldError, InvalidInput
 from service.access import KEY_NEEDED, KEY_SCHEMES
 from service.errors import MethodNotAllowed, NotFound
 from service.metrics import Metrics, package_version
-from service.observe import Application, Exchange, Observe, Receive, Scope, Send, with_problems
+from service.observe import Application, Exchange, Message, Observe, Receive, Scope, Send, with_problems
 from service.peers import Peers
 from service.routes import raw_routes, routers
 from service.routes.base import RawRoute, RawRoutes
@@ -34,6 +35,19 @@ def guarded(path: str) -> bool:
 
 DESCRIPTION = """Self-attention, served. Post token embeddings, get attention **weights** and **outputs**, and, asked
 for, query, key, value and scores. Errors are `application/problem+json` (RFC 9457); `/problems` explains each type."""
+
+
+def unframed(send: Send) -> Send:
+    """`send`, and no page of another origin may frame a page of ours that has no policy of its own, as `/docs`."""
+
+    async def guarded(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            if headers.get("content-type", "").startswith("text/html"):
+                headers.setdefault("content-security-policy", "frame-ancestors 'none'")
+        await send(message)
+
+    return guarded
 
 
 class Problem(BaseModel):
@@ -103,11 +117,11 @@ class Service:
     async def _by_api(self, scope: Scope, receive: Receive, send: Send) -> None:
         """FastAPI routes GET only; HEAD is the same, and the server leaves the body out."""
         if scope["method"] != "HEAD":
-            await self.api(scope, receive, send)
+            await self.api(scope, receive, unframed(send))
             return
         as_get = {**scope, "method": "GET"}
         try:
-            await self.api(as_get, receive, send)
+            await self.api(as_get, receive, unframed(send))
         finally:
             scope["route"] = as_get.get("route")
 

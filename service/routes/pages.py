@@ -13,13 +13,16 @@ from service.problems import known_problems, status_of, title_of
 
 FOLDER: Final = Path(__file__).parent.parent / "pages"
 
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'self'; frame-ancestors 'self'"
-)
-"""Content-Security-Policy of our own pages: nothing from elsewhere, nothing inline."""
 
-HEADERS = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+def policy(frame_ancestors: str = "'none'") -> str:
+    """Content-Security-Policy of our own pages: nothing from elsewhere, nothing inline, and framed by nobody else."""
+    return (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        f"base-uri 'none'; form-action 'self'; frame-ancestors {frame_ancestors}"
+    )
+
+
+HEADERS = {"Content-Security-Policy": policy(), "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 
 
 def static_files() -> StaticFiles:

@@ -331,6 +331,14 @@ def test_our_own_pages_forbid_what_comes_from_elsewhere(app: Service):
         assert headers["x-content-type-options"] == "nosniff"
 
 
+@pytest.mark.parametrize("path", ["/", "/docs", "/problems", "/problems/queue-full"])
+def test_no_page_may_be_framed(app: Service, path: str):
+    """Nobody shall lay ours under theirs; pages that a library makes say it too."""
+    for method in ("GET", "HEAD"):
+        policy = ask(app, method, path, host="testserver").headers["content-security-policy"]
+        assert policy.endswith("frame-ancestors 'none'")
+
+
 def test_every_problem_type_has_its_page(app: Service):
     """The `type` of a problem is a link that leads somewhere."""
     found = links(ask(app, "GET", "/problems"))
