@@ -13,6 +13,7 @@ AttentionError
 ├── MethodNotAllowed        the path exists, but not for that method
 ├── TooLarge                more than a limit allows, in bytes, tokens or sequences
 ├── NotFound                no such model, version, misconception or page
+├── NotOffered              a known way to answer that this service does not have
 ├── Conflict                what is asked for would break something else
 ├── UnservableModel         a model that was to be loaded cannot be
 ├── Unauthorized            a key is needed and none came
@@ -101,6 +102,12 @@ class NotFound(AttentionError):
     """There is no such model, version, misconception or page."""
 
     code = "not-found"
+
+
+class NotOffered(AttentionError):
+    """What is asked for exists elsewhere, but is not offered here."""
+
+    code = "not-offered"
 
 
 class Conflict(AttentionError):

@@ -36,6 +36,7 @@ STATUS: dict[type[AttentionError], int] = {
     errors.RateLimited: 429,
     errors.ClientGone: 499,
     errors.BackendFailed: 500,
+    errors.NotOffered: 501,
     InvalidModel: 500,
     ArtifactError: 500,
     errors.Later: 503,
@@ -117,7 +118,7 @@ def outcome_of(status: int) -> str:
         return "expired"
     if status == 499:
         return "cancelled"
-    return "invalid" if status < 500 else "failed"
+    return "invalid" if status < 500 or status == 501 else "failed"  # 501: nothing is wrong with us
 
 
 def title_of(error: type[AttentionError]) -> str:

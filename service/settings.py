@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,6 +14,12 @@ from service.errors import ConfigurationError
 
 PREFIX = "ATTENTION_"
 MIB = 1 << 20
+LABEL = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?"
+ORIGIN = re.compile(
+    rf"(?:https://(?:\*\.{LABEL}\.)?{LABEL}(?:\.{LABEL})*|http://(?:localhost|127\.0\.0\.1))(?::\d{{1,5}})?"
+)
+"""An origin that may stand in a header: no quotes, separators or spaces, and nothing that means everybody."""
+
 DEFAULT_ARTIFACTS = Path(models.__file__).parent / "artifacts"
 DEFAULT_REPOSITORY = Path(models.__file__).parent / "installed"
 
@@ -140,14 +147,27 @@ class Settings(BaseSettings):
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(), description="Comma-separated origins whose pages may call, or `*`; empty: none."
     )
+    frame_ancestors: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="Comma-separated origins whose pages may frame `/widget`, such as `https://lms.example` or"
+        " `https://*.example.org`; `http` only for this machine. Empty: none.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least severe log line."
     )
 
-    @field_validator("api_keys", "admin_keys", "tutor_keys", "cors_origins", mode="before")
+    @field_validator("api_keys", "admin_keys", "tutor_keys", "cors_origins", "frame_ancestors", mode="before")
     @classmethod
     def _comma_separated(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("frame_ancestors")
+    @classmethod
+    def _origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            if not ORIGIN.fullmatch(origin):
+                raise ValueError(f"{origin!r} is no origin such as https://lms.example or https://*.example.org")
+        return value
 
     @field_validator("rate_limit")
     @classmethod

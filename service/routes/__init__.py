@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from service.routes import exercises, explain, health, misconceptions, models, pages, quiz, v2
+from service.routes import exercises, explain, health, misconceptions, models, pages, quiz, v2, widget
 from service.routes.attention import AttentionRoute
 from service.routes.base import RawRoute
 from service.routes.infer import InferRoute, VersionedInferRoute
@@ -21,6 +21,7 @@ def routers(runtime: Runtime) -> list[APIRouter]:
         quiz.router(runtime),
         v2.router(runtime),
         pages.router(),
+        widget.router(runtime),
     ]
 
 

@@ -46,6 +46,7 @@ STATUSES: list[tuple[type[AttentionError], int, str, str]] = [
     (errors.RateLimited, 429, "rate-limited", "rejected"),
     (errors.BackendFailed, 500, "backend-failed", "failed"),
     (errors.InternalError, 500, "internal-error", "failed"),
+    (errors.NotOffered, 501, "not-offered", "invalid"),
     (errors.Unavailable, 503, "unavailable", "rejected"),
     (errors.QueueFull, 503, "queue-full", "rejected"),
     (errors.Draining, 503, "draining", "rejected"),
@@ -236,7 +237,7 @@ def test_grpc_has_codes_of_its_own(error: type[AttentionError], code: str):
 
 
 def test_every_error_that_grpc_can_answer_has_a_code():
-    """405, 406 and 415 are of HTTP: methods and media types."""
-    http_only = {errors.MethodNotAllowed, errors.NotAcceptable, errors.UnsupportedMediaType}
+    """405, 406, 415 and 501 are of HTTP: methods and media types."""
+    http_only = {errors.MethodNotAllowed, errors.NotAcceptable, errors.NotOffered, errors.UnsupportedMediaType}
 
     assert {cls for cls in known_problems() if rpc_code_of(cls) == "UNKNOWN"} == http_only
