@@ -79,9 +79,13 @@ def grade(request: dict[str, Any]) -> dict[str, Any]:
     if "plan" in request["answers"]:
         plan = request["answers"]["plan"]
         right = plan["order"] == ["c1", "c2", "c4"]
+        cells = {"order": ["wrong" if card == "c3" else "ok" for card in plan["order"]],
+                 "shapes": {card: ["ok" if side == "2" else "wrong" for side in shape]
+                            for card, shape in plan["shapes"].items()}}  # fmt: skip
         step = {"id": "plan", "correct": right, "credit": 1.0 if right else 0.5, "carried_forward": False,
-                "cells": [], "note": "The order is right." if right else "One card does not belong."}  # fmt: skip
+                "cells": cells, **({} if right else {"note": "Steps missing from the order: 3."})}  # fmt: skip
         following = exercise({}) | {"mode": "whiteboard"}
+        following["steps"] = [{k: v for k, v in each.items() if k != "formula"} for each in following["steps"]]
         return {"score": step["credit"], "steps": [step], "misconceptions": [], "ambiguous": [], "next": following}
     steps = []
     for name, right in ANSWERS.items():
@@ -94,7 +98,7 @@ def grade(request: dict[str, Any]) -> dict[str, Any]:
                "text": "Your scores are Q times K.", "remedy": "Take rows of Q with rows of K."}  # fmt: skip
     wrong = "wrong" in flat(steps[1]["cells"])
     return {"score": score, "steps": steps, "misconceptions": [mistake] if wrong else [],
-            "ambiguous": [["key-not-transposed", "other"]] if wrong else [],
+            "ambiguous": [["score.kqt", "score.other"]] if wrong else [],
             "read_as": {"query": [[0.5, None], [None, None]], "raw_scores": None}}  # fmt: skip
 
 
@@ -105,6 +109,10 @@ def hint(request: dict[str, Any]) -> dict[str, Any]:
     return document | ({"formula": "Q = X W_Q"} if level == 2 else {})
 
 
+def misconceptions(_: None) -> dict[str, Any]:
+    return {"misconceptions": [{"id": "score.kqt", "title": "The scores were turned"}]}
+
+
 def serve(page: Page) -> list[tuple[str, dict[str, Any]]]:
     """Answer the page's calls from here; the list gets every call, path and body."""
     calls: list[tuple[str, dict[str, Any]]] = []
@@ -113,8 +121,10 @@ def serve(page: Page) -> list[tuple[str, dict[str, Any]]]:
         path = route.request.url.partition("/v1/")[2]
         body = route.request.post_data_json
         calls.append((path, body))
-        make = {"exercises": exercise, "exercises/grade": grade, "exercises/hint": hint}[path]
+        make = {"exercises": exercise, "exercises/grade": grade, "exercises/hint": hint,
+                "misconceptions": misconceptions}[path]  # fmt: skip
         route.fulfill(status=200, content_type="application/json", body=json.dumps(make(body)))
 
     page.route("**/v1/exercises**", answer)
+    page.route("**/v1/misconceptions", answer)
     return calls

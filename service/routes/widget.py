@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, quote, urlsplit
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from starlette.responses import Response
 
 from service.errors import NotFound, NotOffered
@@ -29,6 +29,9 @@ ANYWHERE: Final = {
 WIDTH, HEIGHT = 960, 720
 """Pixels of the frame that oEmbed proposes. The page tells its host when it is higher."""
 
+WHOLE = ("recipe", "causal", "two-heads")
+"""Levels that a whiteboard can be of."""
+
 TITLE = "Self-attention, step by step"
 
 
@@ -45,6 +48,13 @@ class WidgetQuery(BaseModel):
     decimals: int | None = Field(default=None, ge=0, le=6)
     theme: Literal["auto", "light", "dark"] | None = None
     lang: str | None = Field(default=None, pattern=r"^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})*$", max_length=35)
+
+    @field_validator("level")
+    @classmethod
+    def _whole(cls, level: str | None, info: ValidationInfo) -> str | None:
+        if info.data.get("mode") == "whiteboard" and level not in (None, *WHOLE):
+            raise ValueError(f"a whiteboard is for the whole recipe; levels with all of it are {', '.join(WHOLE)}")
+        return level
 
 
 class OembedQuery(BaseModel):
@@ -149,8 +159,9 @@ def _rich(request: Request, query: OembedQuery) -> dict[str, Any]:
     width = min(WIDTH, query.maxwidth or WIDTH)
     height = min(HEIGHT, query.maxheight or HEIGHT)
     frame = (
-        f'<iframe src="{escape(query.url)}" width="{width}" height="{height}" title="{TITLE}" loading="lazy" '
-        'sandbox="allow-scripts allow-same-origin allow-forms" referrerpolicy="origin"></iframe>'
+        f'<iframe src="{escape(query.url)}" width="{width}" height="{height}" title="{TITLE}" '
+        'loading="lazy" frameborder="0" referrerpolicy="origin" '
+        'sandbox="allow-scripts allow-same-origin allow-forms"></iframe>'
     )
     return {
         "version": "1.0",

@@ -18,20 +18,26 @@ export class Api {
     this.key = ""; // kept here only, for services that ask for one
   }
 
-  /** POST a body and answer the parsed answer; a `Failure` where there is none. */
-  async post(path, body, signal) {
-    const headers = { "content-type": "application/json", accept: "application/json" };
+  /** POST a body. */
+  post(path, body) {
+    return this.#call(path, { method: "POST", body: JSON.stringify(body) }, { "content-type": "application/json" });
+  }
+
+  get(path) {
+    return this.#call(path, {}, {});
+  }
+
+  /** The parsed answer; a `Failure` where there is none. */
+  async #call(path, options, more) {
+    const headers = { accept: "application/json", ...more };
     if (this.key) headers.authorization = `Bearer ${this.key}`;
     const late = AbortSignal.timeout(GIVE_UP_MS);
-    const either = AbortSignal.any(signal ? [late, signal] : [late]);
-    const options = { method: "POST", headers, body: JSON.stringify(body), signal: either, credentials: "omit" };
     let response;
     let text;
     try {
-      response = await fetch(new URL(path, this.base), options);
+      response = await fetch(new URL(path, this.base), { ...options, headers, signal: late, credentials: "omit" });
       text = await response.text();
-    } catch (error) {
-      if (signal?.aborted) throw error;
+    } catch {
       if (late.aborted) throw new Failure("No answer", `The service did not answer within ${GIVE_UP_MS / 1000} seconds.`);
       throw new Failure("The service cannot be reached", "Is the connection up, and may this page call it?");
     }

@@ -2,7 +2,7 @@
 
 import { Api } from "./api.js";
 import { make } from "./dom.js";
-import { Exercise, LEVELS } from "./exercise.js";
+import { Exercise, LEVELS, WHOLE } from "./exercise.js";
 import { Explore } from "./explore.js";
 import { Printer } from "./numbers.js";
 import { sheet } from "./style.js";
@@ -107,7 +107,7 @@ export class SelfAttention extends HTMLElement {
   #exercise(mode) {
     const [level, seed, decimals] = ["level", "seed", "decimals"].map((name) => this.getAttribute(name));
     const request = { mode: mode === "whiteboard" ? "whiteboard" : "guided" };
-    if (level in LEVELS) request.level = level;
+    if (mode === "whiteboard" ? WHOLE.includes(level) : level in LEVELS) request.level = level;
     if (isWhole(seed)) request.seed = Number(seed);
     if (isWhole(decimals)) request.decimals = Number(decimals);
     const fixed = { level: "level" in request, seed: "seed" in request };

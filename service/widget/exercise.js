@@ -1,13 +1,14 @@
 // Exercise: numbers to be worked by hand, graded by the service cell by cell, with hints that give away little by little.
 
 import { Failure } from "./api.js";
-import { button, make, plural, uniqueId, unseen } from "./dom.js";
+import { button, make, plural, uniqueId } from "./dom.js";
 import { formula } from "./mathml.js";
+import { VERDICTS, markInput, unmark } from "./marks.js";
 import { Plan } from "./plan.js";
 import { STEPS } from "./steps.js";
 import { drawTable, formulaBox, inputTable } from "./tables.js";
 
-/** Levels of exercises, by id, from one number to two heads. */
+/** Levels of exercises, by id, from one number to two heads; those of a whiteboard have the whole recipe. */
 export const LEVELS = {
   "dot-product": "One dot product",
   scores: "Scores",
@@ -19,7 +20,7 @@ export const LEVELS = {
   "two-heads": "Two heads",
 };
 
-const VERDICTS = { ok: ["✓", "right"], wrong: ["✗", "not right"], missing: ["…", "missing"], invalid: ["?", "not a number"] };
+export const WHOLE = ["recipe", "causal", "two-heads"];
 
 const GIVEN_PROJECTIONS = { query: "w_query", key: "w_key", value: "w_value" };
 
@@ -44,8 +45,9 @@ export class Exercise {
   // --- Asking for an exercise
 
   chooser() {
-    const level = make("select", { id: uniqueId("level") }, ...Object.entries(LEVELS).map(([id, text]) =>
-      make("option", { value: id, selected: id === (this.request.level ?? "recipe") }, text)));
+    const known = Object.entries(LEVELS).filter(([id]) => this.request.mode !== "whiteboard" || WHOLE.includes(id));
+    const level = make("select", { id: uniqueId("level") }, ...known.map(([id, text]) =>
+      make("option", { value: id, selected: id === "recipe" }, text)));
     level.addEventListener("change", () => {
       this.request = { ...this.request, level: level.value };
       this.start();
@@ -138,7 +140,7 @@ export class Exercise {
       const label = (row, column) =>
         `${title}${block.words ? `, ${block.words}` : ""}: row ${row + 1} “${rows?.[row] ?? row + 1}”, column ${columnOf(columns, column)}`;
       const sheet = { name: id, label, caption: block.words, rows: rows ?? numbered(block.rows),
-        columns: columns ?? numbered(block.columns) };
+        columns: (columns ?? numbered(block.columns)).map((name) => name || "1") };
       return inputTable(sheet, (row, column, input) => unmark(input));
     });
     this.fields.set(id, { shape, tables });
@@ -147,7 +149,7 @@ export class Exercise {
     this.cards.set(id, { note, verdict });
     return make("fieldset", { className: "card step" }, make("legend", {}, title),
       make("div", { className: "headline" }, make("div", { className: "flow" }, ...tables.map(({ root }) => root)),
-        formulaBox(formula(id, latex) ?? make("code", {}, latex))),
+        latex ? formulaBox(formula(latex)) : null), // a whiteboard prompts no rules
       verdict, note);
   }
 
@@ -178,8 +180,11 @@ export class Exercise {
     await this.attempt(async () => {
       const graded = await this.api.post("v1/exercises/grade", { exercise, answers });
       this.clearMarks();
-      for (const step of graded.steps ?? []) this.mark(step);
-      this.tell(graded);
+      for (const step of graded.steps ?? []) {
+        if (step.id === "plan") this.plan?.mark(step.cells);
+        else this.mark(step);
+      }
+      await this.tell(graded);
       const misconceptions = (graded.misconceptions ?? []).map(({ id }) => id);
       const { seed, level, mode } = this.exercise;
       this.emit("attention-graded", { score: graded.score, misconceptions, exercise, answers, seed, level, mode });
@@ -215,8 +220,8 @@ export class Exercise {
   }
 
   /** The whole in words: the score, the misconceptions, how answers were read, and what comes next. */
-  tell({ score, misconceptions = [], ambiguous = [], read_as: readAs = {}, next, steps = [] }) {
-    const counts = cellCounts(steps);
+  async tell({ score, misconceptions = [], ambiguous = [], read_as: readAs = {}, next, steps = [] }) {
+    const counts = this.plan ? { all: 0 } : cellCounts(steps);
     const some = counts.all ? `: ${counts.ok} of ${plural(counts.all, "cell")} right` : "";
     this.status.replaceChildren(`Score ${percent(score)}${some}.`);
     const found = misconceptions.map(({ title, text, remedy }) => make("li", { className: "misconception" },
@@ -228,12 +233,23 @@ export class Exercise {
       parts.push(make("h3", {}, found.length === 1 ? "What may have happened" : "What may have happened, in order"),
         make("ul", { className: "misconceptions" }, ...found));
     }
-    if (ambiguous.length) parts.push(make("p", { className: "hint" }, "These numbers do not tell for sure which mistake it was."));
+    for (const group of await this.titlesOf(ambiguous)) {
+      parts.push(make("p", {}, "These numbers do not tell which of these it was:"),
+        make("ul", { className: "maybe" }, ...group.map((title) => make("li", {}, title))));
+    }
     const lines = this.readings(readAs);
     if (lines.length) parts.push(make("p", { className: "hint" }, `Read as: ${lines.join("; ")}.`));
     if (next) parts.push(this.onward(next));
     if (score === 1 && !next) parts.push(make("p", { className: "well" }, "All right. Well done."));
     this.feedback.replaceChildren(...(parts.length ? [make("div", { className: "card" }, ...parts)] : []));
+  }
+
+  /** The titles of mistakes that cannot be told apart, group by group; their ids where titles cannot be had. */
+  async titlesOf(groups) {
+    if (!groups.length) return [];
+    const known = await this.api.get("v1/misconceptions").catch(() => ({ misconceptions: [] }));
+    const titles = new Map(known.misconceptions.map(({ id, title }) => [id, title]));
+    return groups.map((ids) => ids.map((id) => titles.get(id) ?? id));
   }
 
   onward(next) {
@@ -265,11 +281,11 @@ export class Exercise {
     await this.attempt(async () => {
       const body = { exercise: this.exercise.exercise, answers: this.answers, level, ...(step && { step }) };
       const hint = await this.api.post("v1/exercises/hint", body);
-      const more = { 1: "Tell me the rule", 2: "Show me one number" }[hint.level ?? level];
+      const more = hint.step && { 1: "Tell me the rule", 2: "Show me one number" }[level];
       const next = more ? button(more, () => this.showHint(level + 1, hint.step)) : null;
-      const math = hint.formula && formula(hint.step, hint.formula);
       this.hint.replaceChildren(make("div", { className: "card hint-card" },
-        make("p", {}, make("strong", {}, `Hint ${level} of 3: `), hint.text), math || null, next));
+        make("p", {}, hint.step ? make("strong", {}, `Hint ${level} of 3: `) : null, hint.text),
+        hint.formula ? formulaBox(formula(hint.formula)) : null, next));
       if (level > 1) (next ?? this.hint.firstChild).focus?.();
     });
   }
@@ -303,24 +319,4 @@ const percent = (share) => `${Math.round(share * 100)} %`;
 function cellCounts(steps) {
   const cells = steps.flatMap(({ cells: found }) => (found ?? []).flat(3)).filter((verdict) => verdict in VERDICTS);
   return { ok: cells.filter((verdict) => verdict === "ok").length, all: cells.length };
-}
-
-// --- Marks: an icon and a word beside the number, never colour alone
-
-function markInput(input, verdict) {
-  unmark(input);
-  const [icon, words] = VERDICTS[verdict];
-  const mark = make("span", { className: `mark ${verdict}`, id: uniqueId("mark") },
-    make("span", { "aria-hidden": "true" }, icon), unseen(words));
-  input.after(mark);
-  input.dataset.verdict = verdict;
-  input.setAttribute("aria-describedby", mark.id);
-  if (["wrong", "invalid"].includes(verdict)) input.setAttribute("aria-invalid", "true");
-}
-
-function unmark(input) {
-  input.nextElementSibling?.remove();
-  delete input.dataset.verdict;
-  input.removeAttribute("aria-describedby");
-  input.removeAttribute("aria-invalid");
 }

@@ -116,7 +116,7 @@ export class Explore {
     const scores = lastScores(this.problem) === "masked_scores" ? "M" : "T";
     // Behind a mask the softmax takes masked scores, and its formulae say so.
     const said = this.step.startsWith("softmax") ? latex.replaceAll("T_{ij}", `${scores}_{ij}`) : latex;
-    this.formula.replaceChildren(formulaBox(formula(this.step, said, scores)));
+    this.formula.replaceChildren(formulaBox(formula(said)));
     this.finding.replaceChildren(finding(this.step, this.context));
     this.finding.hidden = !this.finding.textContent;
     this.showTables();

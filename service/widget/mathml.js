@@ -1,5 +1,7 @@
 // Formulae as MathML, which browsers draw and screen readers speak, with LaTeX as annotation for whoever copies them.
 
+import { make } from "./dom.js";
+
 const SPACE = "http://www.w3.org/1998/Math/MathML";
 const GAP = "\u00a0"; // plain spaces at the ends of text are dropped
 
@@ -11,7 +13,6 @@ function node(tag, ...children) {
 
 const i = (name) => node("mi", name);
 const o = (sign) => node("mo", sign);
-const n = (number) => node("mn", number);
 const row = (...parts) => node("mrow", ...parts);
 const sub = (base, below) => node("msub", base, below);
 const sup = (base, above) => node("msup", base, above);
@@ -19,7 +20,6 @@ const over = (top, bottom) => node("mfrac", top, bottom);
 const text = (words) => node("mtext", words);
 const ij = (name) => sub(i(name), row(i("i"), i("j")));
 const at = (name, index) => sub(i(name), i(index));
-const sumOverJ = () => node("munder", o("∑"), i("j"));
 
 function cases(...rows) {
   const lines = rows.map((cells) => node("mtr", ...cells.map((cell) => node("mtd", cell))));
@@ -46,28 +46,38 @@ const SYMBOLS = {
   outputs: () => i("O"),
 };
 
-const projected = (name) => () => [i(name), o("="), i("X"), at("W", name)];
+const projected = (name, matrix) => () => [i(name), o("="), i("X"), at("W", matrix)];
+const power = (scores, index) => sup(i("e"), sub(i(scores), row(i("i"), i(index))));
+const sumOver = (index) => node("munder", o("∑"), i(index));
+const largest = (scores) => () => [at("m", "i"), o("="), node("munder", o("max"), i("j")), ij(scores)];
+const exponentials = (scores) => () => [ij("E"), o("="), sup(i("e"), row(ij(scores), o("−"), at("m", "i")))];
+const softmax = (scores) => () =>
+  [ij("A"), o("="), over(power(scores, "j"), row(sumOver("k"), power(scores, "k")))];
 
-/** Right-hand sides, by step. */
+/** Every formula of the recipe, by its LaTeX. The softmax takes T, or M behind a mask; in steps or at once. */
 const FORMULAS = {
-  query: projected("Q"),
-  key: projected("K"),
-  value: projected("V"),
-  raw_scores: () => [i("S"), o("="), i("Q"), sup(i("K"), o("⊤"))],
-  scaled_scores: () => [i("T"), o("="), over(i("S"), node("msqrt", at("d", "k")))],
-  masked_scores: () => [
+  "Q = X W_Q": projected("Q", "Q"),
+  "K = X W_K": projected("K", "K"),
+  "V = X W_V": projected("V", "V"),
+  [String.raw`S = Q K^\top`]: () => [i("S"), o("="), i("Q"), sup(i("K"), o("⊤"))],
+  [String.raw`T = \frac{S}{\sqrt{d_k}}`]: () => [i("T"), o("="), over(i("S"), node("msqrt", at("d", "k")))],
+  [String.raw`M_{ij} = \begin{cases} T_{ij} & \text{if } i \text{ may see } j \\ -\infty & \text{else} \end{cases}`]: () => [
     ij("M"), o("="),
     cases(
       [ij("T"), row(text(`if${GAP}`), i("i"), text(`${GAP}may see${GAP}`), i("j"))],
       [row(o("−"), i("∞")), text("else")],
     ),
   ],
-  softmax_max: (scores) => [at("m", "i"), o("="), node("munder", o("max"), i("j")), ij(scores)],
-  softmax_exp: (scores) => [ij("E"), o("="), sup(i("e"), row(ij(scores), o("−"), at("m", "i")))],
-  softmax_sum: () => [at("z", "i"), o("="), sumOverJ(), ij("E")],
-  weights: () => [ij("A"), o("="), over(ij("E"), at("z", "i"))],
-  weighted_values: () => [ij("A"), at("V", "j")],
-  outputs: () => [at("O", "i"), o("="), sumOverJ(), ij("A"), at("V", "j")],
+  [String.raw`m_i = \max_j T_{ij}`]: largest("T"),
+  [String.raw`m_i = \max_j M_{ij}`]: largest("M"),
+  [String.raw`E_{ij} = e^{T_{ij} - m_i}`]: exponentials("T"),
+  [String.raw`E_{ij} = e^{M_{ij} - m_i}`]: exponentials("M"),
+  [String.raw`z_i = \sum_j E_{ij}`]: () => [at("z", "i"), o("="), sumOver("j"), ij("E")],
+  [String.raw`A_{ij} = \frac{E_{ij}}{z_i}`]: () => [ij("A"), o("="), over(ij("E"), at("z", "i"))],
+  [String.raw`A_{ij} = \frac{e^{T_{ij}}}{\sum_k e^{T_{ik}}}`]: softmax("T"),
+  [String.raw`A_{ij} = \frac{e^{M_{ij}}}{\sum_k e^{M_{ik}}}`]: softmax("M"),
+  "A_{ij} V_j": () => [ij("A"), at("V", "j")],
+  [String.raw`O_i = \sum_j A_{ij} V_j`]: () => [at("O", "i"), o("="), sumOver("j"), ij("A"), at("V", "j")],
 };
 
 function math(content, latex, block) {
@@ -85,10 +95,8 @@ function annotation(latex) {
 /** The symbol of a step's array, or of an input. */
 export const symbol = (name) => math(row(...(SYMBOLS[name] ? [SYMBOLS[name]()] : [text(name)])));
 
-/** A step's formula; null where the step is not known. `scores` names what the softmax is taken of. */
-export function formula(step, latex, scores = "T") {
-  return FORMULAS[step] ? math(row(...FORMULAS[step](scores)), latex, true) : null;
+/** A formula of the recipe; another one stands there as it is written. */
+export function formula(latex) {
+  if (!FORMULAS[latex]) return make("code", {}, latex);
+  return math(row(...FORMULAS[latex]()), latex, true);
 }
-
-/** √d as a formula. */
-export const root = (number) => math(row(node("msqrt", n(String(number)))));

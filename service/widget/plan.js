@@ -1,6 +1,7 @@
 // The plan of the whiteboard: which cards belong to the recipe, in which order, and of which shape each result is.
 
 import { button, make, unseen } from "./dom.js";
+import { markInput, placeMark, unmark } from "./marks.js";
 
 export class Plan {
   /**
@@ -25,10 +26,20 @@ export class Plan {
 
   /** What is graded: the order, and the shape of each card that has one. */
   get answer() {
-    const numbers = (pair) => pair.map((text) => (/^\s*\d{1,3}\s*$/.test(text) ? Number(text) : null));
-    const shapes = Object.fromEntries(this.order.map((id) => [id, numbers(this.shapes.get(id))])
-      .filter(([, pair]) => pair.every((number) => number !== null)));
-    return { order: [...this.order], shapes };
+    const shapes = this.order.map((id) => [id, this.shapes.get(id).map((text) => text.trim() || null)])
+      .filter(([, pair]) => pair.some((text) => text !== null));
+    return { order: [...this.order], shapes: Object.fromEntries(shapes) };
+  }
+
+  /** Show the verdicts: of each card's place, and of both numbers of its shape. They go with the next change. */
+  mark({ order = [], shapes = {} } = {}) {
+    [...this.chosen.children].forEach((item, place) => {
+      if (order[place]) item.querySelector(".text").append(" ", placeMark(order[place]));
+      item.querySelectorAll("input").forEach((input, side) => {
+        const verdict = shapes[item.dataset.card]?.[side];
+        if (verdict) markInput(input, verdict);
+      });
+    });
   }
 
   draw(focus) {
@@ -70,8 +81,11 @@ export class Plan {
     const field = (i, name) => {
       const input = make("input", { type: "text", inputMode: "numeric", autocomplete: "off", size: 2,
         value: this.shapes.get(id)[i], "aria-label": `${name} of “${text}”` });
-      input.addEventListener("input", () => (this.shapes.get(id)[i] = input.value));
-      return input;
+      input.addEventListener("input", () => {
+        this.shapes.get(id)[i] = input.value;
+        unmark(input);
+      });
+      return make("span", { className: "side" }, input);
     };
     const times = make("span", { "aria-hidden": "true" }, "×");
     return make("span", { className: "shape" }, field(0, "Rows"), times, field(1, "Columns"));

@@ -204,6 +204,11 @@ fieldset legend + * { clear: both; }
 .cards .text { flex: 1 1 11rem; min-width: 0; }
 .chosen li { counter-increment: step; }
 .chosen .text::before { content: counter(step) ". "; font-weight: 700; }
+.side { position: relative; }
+.side input[data-verdict] { width: 4.2rem; padding-right: 1.7rem; text-align: right; }
+.place { font-weight: 600; color: var(--bad); white-space: nowrap; }
+.place.ok { color: var(--good); }
+.maybe { margin: 0; padding-left: 1.3rem; }
 .shape, .moves { display: inline-flex; align-items: center; gap: 0.35rem; }
 .shape input { width: 3rem; text-align: center; }
 .moves button { min-width: 2.1rem; padding: 0.3rem 0.55rem; }

@@ -131,7 +131,8 @@ def test_a_misconception_is_named_with_its_remedy(page):
     expect(found).to_have_count(1)
     expect(found).to_contain_text("The keys were not transposed")
     expect(found).to_contain_text("Take rows of Q with rows of K.")
-    expect(page.get_by_text("These numbers do not tell for sure")).to_be_visible()
+    expect(page.get_by_text("These numbers do not tell which of these it was:")).to_be_visible()
+    expect(page.locator(".maybe li")).to_have_text(["The scores were turned", "score.other"])
 
 
 def test_how_a_number_was_read_is_said_where_it_is_not_plain(page):
@@ -251,23 +252,25 @@ def test_a_plan_is_graded_and_then_come_the_numbers(board):
     board.get_by_label("Columns of “Multiply each").fill("2")
     board.get_by_label("Rows of “Take the").fill("two")
     board.get_by_role("button", name="Check the plan").click()
-    expect(board.get_by_text("The order is right.")).to_be_visible()
+    expect(board.get_by_text("well placed")).to_have_count(3)
+    expect(board.get_by_label("Rows of “Multiply each")).not_to_have_attribute("aria-invalid", "true")
+    expect(board.get_by_label("Rows of “Take the")).to_have_attribute("aria-invalid", "true")
     board.screenshot(path=ARTIFACTS / "widget-plan.png", full_page=True)
 
-    assert board.calls[-1] == (
-        "exercises/grade",
-        {"exercise": "token", "answers": {"plan": {"order": ["c1", "c2", "c4"], "shapes": {"c2": [2, 2]}}}},
-    )
+    plan = {"order": ["c1", "c2", "c4"], "shapes": {"c2": ["2", "2"], "c4": ["two", None]}}
+    assert board.calls[-1] == ("exercises/grade", {"exercise": "token", "answers": {"plan": plan}})
     board.get_by_role("button", name="Go on to the numbers").click()
     expect(board.get_by_role("heading", name="The whole recipe")).to_be_focused()
     expect(board.locator("fieldset input")).to_have_count(12)
+    expect(board.locator("fieldset .formula")).to_have_count(0)  # the rules are to be known by heart
 
 
 def test_cards_that_do_not_belong_stay_out(board):
     add(board, "Divide every")
     board.get_by_role("button", name="Check the plan").click()
 
-    expect(board.get_by_text("One card does not belong.")).to_be_visible()
+    expect(board.get_by_text("not right here")).to_be_visible()
+    expect(board.get_by_text("Steps missing from the order: 3.")).to_be_visible()
 
 
 # ---- when something fails

@@ -107,6 +107,24 @@ def test_the_steps_are_told_as_the_service_tells_them(page):
     assert told == [[step.id, step.title, step.formula] for step in STEPS.values()]
 
 
+def test_every_formula_is_drawn(page):
+    """As MathML, with its LaTeX beside it; behind a mask the softmax is of M. Another one stands as it is written."""
+    formulae = [step.formula for step in STEPS.values()]
+    formulae += [formula.replace("T_{i", "M_{i") for formula in formulae if formula.startswith(("m_i", "E_"))]
+    formulae += [rf"A_{{ij}} = \frac{{e^{{{s}_{{ij}}}}}}{{\sum_k e^{{{s}_{{ik}}}}}}" for s in "TM"]
+
+    found = page.evaluate(
+        """async ([place, formulae]) => {
+            const { formula } = await import(place);
+            return [...formulae, "x = y"].map(formula).map((it) =>
+                [it.localName, (it.querySelector("annotation") ?? it).textContent]);
+        }""",
+        [module(page, "mathml.js"), formulae],
+    )
+
+    assert found == [["math", formula] for formula in formulae] + [["code", "x = y"]]
+
+
 def test_the_example_is_the_lesson(page):
     """It is built in, so that it is there at once and without a key; this holds it to the model that is served."""
     lesson = page.evaluate("async (place) => (await import(place)).LESSON", module(page, "lesson.js"))

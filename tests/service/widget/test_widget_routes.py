@@ -99,6 +99,7 @@ def test_the_query_becomes_attributes(app: Service):
     [
         ("mode=quiz", "/mode"),
         ("level=hard", "/level"),
+        ("mode=whiteboard&level=softmax", "/level"),
         ("seed=-1", "/seed"),
         ("seed=9007199254740992", "/seed"),
         ("seed=x", "/seed"),
