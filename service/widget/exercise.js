@@ -148,9 +148,8 @@ export class Exercise {
     const verdict = make("span", { className: "verdict" });
     this.cards.set(id, { note, verdict });
     return make("fieldset", { className: "card step" }, make("legend", {}, title),
-      make("div", { className: "headline" }, make("div", { className: "flow" }, ...tables.map(({ root }) => root)),
-        latex ? formulaBox(formula(latex)) : null), // a whiteboard prompts no rules
-      verdict, note);
+      latex ? formulaBox(formula(latex)) : null, // a whiteboard prompts no rules
+      make("div", { className: "flow" }, ...tables.map(({ root }) => root)), verdict, note);
   }
 
   actions() {

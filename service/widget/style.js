@@ -101,8 +101,7 @@ button[aria-disabled="true"] { border-color: var(--line); background: transparen
 
 .headline { display: flex; flex-wrap: wrap; align-items: flex-start; justify-content: space-between; gap: 0.8rem 2rem; }
 .headline > :first-child { flex: 1 1 20rem; min-width: 0; display: grid; gap: 0.35rem; }
-.headline > .flow:first-child { display: flex; }
-.formula { max-width: 100%; font-size: 1.2rem; }
+.formula { justify-self: start; max-width: 100%; font-size: 1.2rem; }
 .formula .scroll { overflow-y: hidden; padding: 0.3rem; }
 .formula math { margin: 0; }
 mtd { text-align: left; }
@@ -159,7 +158,7 @@ td.target { outline: 3px solid var(--accent); outline-offset: -1px; font-weight:
 .made td:focus-visible { outline: 4px double var(--accent); outline-offset: 1px; z-index: 2; }
 
 .cells td { padding: 0; }
-.cells input { width: 100%; min-width: 4.2rem; text-align: right; }
+.cells input { width: 5.5rem; text-align: right; }
 .cells input[data-verdict] { padding-right: 1.7rem; }
 input[data-verdict="missing"] { border: 2px dashed var(--edge); }
 [aria-invalid="true"] { border-color: var(--bad) !important; border-width: 2px !important; background: var(--bad-paper) !important; }
@@ -221,7 +220,9 @@ fieldset legend + * { clear: both; }
   .slide { grid-row: 1; grid-column: 1 / -1; }
   .flow { flex-direction: column; align-items: flex-start; gap: 0.6rem; }
   .heat tbody td { min-width: 2.75rem; }
-  .cells input { min-width: 3.3rem; padding: 0.35rem; }
+  .cells input { width: 4.1rem; padding: 0.35rem; }
+  .cells input[data-verdict] { padding-right: 1.4rem; }
+  .mark { right: 0.35rem; }
   td { min-width: 2.5rem; padding: 0.2rem 0.25rem; font-size: 0.925rem; }
   th { font-size: 0.85rem; }
 }
