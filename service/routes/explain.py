@@ -26,7 +26,7 @@ MOST_TOGETHER = 16
 
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'self'"
+    "frame-ancestors 'none'"
 )
 """Content-Security-Policy of pages and pictures: they bring their style, and need nothing else."""
 

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from service.errors import NotFound, NotOffered
 from service.routes.pages import HEADERS, policy
 from service.runtime import Runtime
+from service.tutor.exercises.levels import LEVELS
 
 FOLDER: Final = Path(__file__).parent.parent / "widget"
 MEDIA_TYPES: Final = {".js": "text/javascript", ".css": "text/css"}
@@ -29,9 +30,6 @@ ANYWHERE: Final = {
 WIDTH, HEIGHT = 960, 720
 """Pixels of the frame that oEmbed proposes. The page tells its host when it is higher."""
 
-WHOLE = ("recipe", "causal", "two-heads")
-"""Levels that a whiteboard can be of."""
-
 TITLE = "Self-attention, step by step"
 
 
@@ -41,9 +39,7 @@ class WidgetQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     mode: Literal["explore", "exercise", "whiteboard"] | None = None
-    level: Literal["dot-product", "scores", "scaling", "softmax", "mixing", "recipe", "causal", "two-heads"] | None = (
-        None
-    )
+    level: str | None = None
     seed: int | None = Field(default=None, ge=0, lt=2**53)
     decimals: int | None = Field(default=None, ge=0, le=6)
     theme: Literal["auto", "light", "dark"] | None = None
@@ -51,9 +47,11 @@ class WidgetQuery(BaseModel):
 
     @field_validator("level")
     @classmethod
-    def _whole(cls, level: str | None, info: ValidationInfo) -> str | None:
-        if info.data.get("mode") == "whiteboard" and level not in (None, *WHOLE):
-            raise ValueError(f"a whiteboard is for the whole recipe; levels with all of it are {', '.join(WHOLE)}")
+    def _known(cls, level: str | None, info: ValidationInfo) -> str | None:
+        board = info.data.get("mode") == "whiteboard"  # of the whole recipe only
+        known = [one.id for one in LEVELS.values() if one.whole or not board]
+        if level not in (None, *known):
+            raise ValueError(f"expected one of {', '.join(known)}")
         return level
 
 

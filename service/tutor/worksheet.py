@@ -47,7 +47,7 @@ math[display=block] { width: max-content; margin: 0.3em 0; }
 POLICY = (
     "default-src 'none'; style-src 'sha256-"
     + base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
-    + "'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+    + "'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 """Content-Security-Policy of these pages: their own style, and nothing else."""
 

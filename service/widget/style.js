@@ -220,8 +220,8 @@ fieldset legend + * { clear: both; }
   .slide { grid-row: 1; grid-column: 1 / -1; }
   .flow { flex-direction: column; align-items: flex-start; gap: 0.6rem; }
   .heat tbody td { min-width: 2.75rem; }
-  .cells input { width: 4.1rem; padding: 0.35rem; }
-  .cells input[data-verdict] { padding-right: 1.4rem; }
+  .cells input { width: 3.6rem; padding: 0.35rem; }
+  .cells input[data-verdict] { width: 4.4rem; padding-right: 1.3rem; }
   .mark { right: 0.35rem; }
   td { min-width: 2.5rem; padding: 0.2rem 0.25rem; font-size: 0.925rem; }
   th { font-size: 0.85rem; }
