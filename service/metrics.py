@@ -5,8 +5,10 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Info, ProcessCollector
 from prometheus_client.gc_collector import GCCollector
+
+from service.tallies import LoopCounter, LoopHistogram
 
 LATENCY_BUCKETS = (
     50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
@@ -37,19 +39,22 @@ def package_version() -> str:
 
 
 class Metrics:
-    """The service's own metrics in `registry`, beside those of the process and the garbage collector."""
+    """The service's own metrics in `registry`, beside those of the process and the garbage collector.
+
+    What every request is counted in is counted in the event loop's thread only.
+    """
 
     def __init__(self) -> None:
         """Make a new registry with every metric at zero."""
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
-        self.received = Counter(
+        self.received = LoopCounter(
             "attention_requests_received",
             "Requests whose headers have been read, over HTTP and gRPC.",
             registry=registry,
         )
-        self.requests = Counter(
+        self.requests = LoopCounter(
             "attention_requests",
             "Requests that ended, by route template, method, status and outcome "
             f"({', '.join(OUTCOMES)}). Sums to attention_requests_received_total less attention_requests_in_progress.",
@@ -59,35 +64,37 @@ class Metrics:
         self.in_progress = Gauge(
             "attention_requests_in_progress", "Requests received and not ended.", registry=registry
         )
-        self.duration = Histogram(
+        self._in_progress = 0
+        self.watch(self.in_progress, lambda: self._in_progress)
+        self.duration = LoopHistogram(
             "attention_request_duration_seconds",
             "From the request's headers to the last byte of the answer.",
             ["route"],
             buckets=LATENCY_BUCKETS,
             registry=registry,
         )
-        self.stage = Histogram(
+        self.stage = LoopHistogram(
             "attention_stage_duration_seconds",
             f"Time of an answered inference request in each stage ({', '.join(STAGES)}).",
             ["stage"],
             buckets=LATENCY_BUCKETS,
             registry=registry,
         )
-        self.batch_sequences = Histogram(
+        self.batch_sequences = LoopHistogram(
             "attention_batch_sequences",
             "Sequences of a computed batch.",
             ["backend"],
             buckets=SIZE_BUCKETS,
             registry=registry,
         )
-        self.batch_tokens = Histogram(
+        self.batch_tokens = LoopHistogram(
             "attention_batch_tokens",
             "Tokens of a computed batch, without padding.",
             ["backend"],
             buckets=SIZE_BUCKETS,
             registry=registry,
         )
-        self.padded_tokens = Counter(
+        self.padded_tokens = LoopCounter(
             "attention_padded_tokens",
             "Padding tokens computed beside the real ones; 0 on a CPU, where nothing is padded.",
             ["backend"],
@@ -176,8 +183,8 @@ class Metrics:
         build = Info("attention_build", "Versions of the service and what it computes with.", registry=registry)
         build.info({"version": package_version(), "python": platform.python_version()} | _runtime_versions())
         # Whoever looks a child up by its labels pays more for that than for counting.
-        self.ended = cache(self.requests.labels)
-        self.duration_of = cache(self.duration.labels)
+        self._ended = cache(self.requests.labels)
+        self._duration_of = cache(self.duration.labels)
         self.stage_of = {stage: self.stage.labels(stage) for stage in STAGES}
         self.batch_sequences_of = cache(self.batch_sequences.labels)
         self.batch_tokens_of = cache(self.batch_tokens.labels)
@@ -187,6 +194,17 @@ class Metrics:
             self.rejected.labels(reason)
         for outcome in SHADOW_OUTCOMES:
             self.shadow_sequences.labels(outcome)
+
+    def begun(self) -> None:
+        """Count a request whose headers have been read."""
+        self.received.inc()
+        self._in_progress += 1
+
+    def ended(self, route: str, method: str, status: str, outcome: str, elapsed_s: float) -> None:
+        """Count a request that has ended, `elapsed_s` after its headers had been read."""
+        self._in_progress -= 1
+        self._ended(route, method, status, outcome).inc()
+        self._duration_of(route).observe(elapsed_s)
 
     def set_parity(self, model: str, version: str, differences: Mapping[str, float]) -> None:
         """Publish how far apart a layer's backends are, by pair."""

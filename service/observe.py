@@ -72,18 +72,10 @@ def ours(error: Exception, exchange: Exchange) -> AttentionError:
     return InternalError("something unforeseen went wrong on our side; it is logged under this instance id")
 
 
-def begun(metrics: Metrics) -> None:
-    """Count a request whose headers have been read."""
-    metrics.received.inc()
-    metrics.in_progress.inc()
-
-
 def ended(metrics: Metrics, exchange: Exchange, method: str, status: str, outcome: str) -> None:
     """Count a request that has ended, once, and write its log line."""
     elapsed = time.monotonic() - exchange.arrived
-    metrics.in_progress.dec()
-    metrics.ended(exchange.route, method, status, outcome).inc()
-    metrics.duration_of(exchange.route).observe(elapsed)
+    metrics.ended(exchange.route, method, status, outcome, elapsed)
     if access_log.isEnabledFor(logging.DEBUG):
         request = exchange.request_id.decode()
         access_log.debug("%s %s %s %s %.3f ms", request, method, exchange.route, status, elapsed * 1e3)
@@ -130,7 +122,7 @@ class Observe:
             return
         exchange = Exchange(scope)
         scope["exchange"] = exchange
-        begun(self._metrics)
+        self._metrics.begun()
 
         async def observed_send(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -9,7 +9,7 @@ import grpc
 
 from models.errors import AttentionError
 from service.errors import DeadlineExceeded, Draining, TooLarge
-from service.observe import Exchange, begun, ended, ours
+from service.observe import Exchange, ended, ours
 from service.problems import OPEN_INFERENCE, outcome_of, problem, rpc_code_of, status_of, text_of, type_of
 from service.runtime import Runtime
 
@@ -107,7 +107,7 @@ class Calls:
         self, exchange: RpcExchange, context: Any, handle: Handle, read: Read, *, guarded: bool
     ) -> bytes | AttentionError:
         """The answer to a request, or what it failed by; counted once, however it ends."""
-        begun(self.runtime.metrics)
+        self.runtime.metrics.begun()
         code, outcome = "CANCELLED", "cancelled"
         try:
             if guarded:
