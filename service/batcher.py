@@ -6,6 +6,7 @@ starts at once.
 
 import asyncio
 import logging
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -115,7 +116,6 @@ class Ticket:
     remaining: int = 0
     ended: bool = False
     held: bool = True
-    timer: Timer | None = None
 
     @property
     def queued(self) -> bool:
@@ -155,6 +155,8 @@ class Batcher:
         self._draining = False
         self._soon: Timer | None = None
         self._overdue: Timer | None = None
+        self._watched = math.inf  # the first deadline there is a timer for
+        self._watcher: Timer | None = None
         self._running: dict[Run, list[_Pending]] = {}
         self._tickets: set[Ticket] = set()
         self._sequences = self._tokens = self._bytes = 0
@@ -201,7 +203,7 @@ class Batcher:
         if now >= deadline:
             self._metrics.expired.inc()
             raise DeadlineExceeded("the deadline passed before the request could be queued")
-        tokens = sum(unit.length for unit in units)
+        tokens = sum([unit.length for unit in units])
         self._check_room(len(units), tokens, size)
         ticket = Ticket(asyncio.get_running_loop().create_future(), deadline, len(units), tokens, size, submitted=now)
         ticket.remaining = len(units)
@@ -213,11 +215,12 @@ class Batcher:
         self._bytes += size
         small = len(units) <= MOST_SMALL and sum(map(self._slots.cost_s, units)) <= SMALL_S
         for index, unit in enumerate(units):
-            self._enqueue(_Pending(self._number, unit.key(), unit, ticket, index), small=small)
+            self._enqueue(_Pending(self._number, unit.key, unit, ticket, index), small=small)
             self._number += 1
-        self._dispatch()
-        if not ticket.ended:
-            ticket.timer = self._clock.call_at(deadline, self._expire, ticket)
+        if self._soon is None or not small:  # else it is looked at in a moment, with what comes until then
+            self._dispatch()
+        if not ticket.ended and deadline < self._watched:
+            self._watch(deadline)
         return ticket
 
     def cancel(self, ticket: Ticket, error: AttentionError) -> None:
@@ -259,6 +262,13 @@ class Batcher:
 
     def _check_room(self, sequences: int, tokens: int, size: int) -> None:
         limits = self._limits
+        if (
+            len(self._tickets) < limits.requests
+            and self._sequences + sequences <= limits.sequences
+            and self._tokens + tokens <= limits.tokens
+            and self._bytes + size <= limits.bytes
+        ):
+            return
         for unit, used, more, most in (
             ("requests", len(self._tickets), 1, limits.requests),
             ("sequences", self._sequences, sequences, limits.sequences),
@@ -280,7 +290,10 @@ class Batcher:
         pending.ticket.pending.append(pending)
         pending.ticket.waiting += 1
         (self._small if small else self._queue)[pending.number] = pending
-        self._by_key.setdefault(pending.key, OrderedDict())[pending.number] = pending
+        same = self._by_key.get(pending.key)
+        if same is None:
+            same = self._by_key[pending.key] = OrderedDict()
+        same[pending.number] = pending
 
     def _dequeue(self, pending: _Pending) -> None:
         pending.ticket.waiting -= 1
@@ -298,8 +311,9 @@ class Batcher:
             self._slots.start(self._taken(lead, self._limits.batch_sequences), self._done)
         if (small := self._first(self._small)) is None:
             return
-        if self._soon is None and self._takes_a_moment(small):
-            self._soon = self._clock.call_soon(self._compute_soon)
+        if self._takes_a_moment(small):
+            if self._soon is None:
+                self._soon = self._clock.call_soon(self._compute_soon)
         elif self._overdue is None:
             self._overdue = self._clock.call_at(self._freed + PATIENCE_S, self._compute_overdue)
 
@@ -350,13 +364,15 @@ class Batcher:
             self._dequeue(pending)
             pending.ticket.running += 1
             batch.append(pending)
-            pending = self._first(same)
+            pending = self._first(same) if same else None
         run = Run([pending.unit for pending in batch])
         self._running[run] = batch
         return run
 
     def _first(self, waiting: OrderedDict[int, _Pending]) -> _Pending | None:
         """The oldest that has not expired. Those that have are ended here, before their timer says so."""
+        if not waiting:
+            return None
         now = self._clock.time()
         while waiting:
             pending = next(iter(waiting.values()))
@@ -419,16 +435,33 @@ class Batcher:
         state = "was still queued" if ticket.queued else "was being computed"
         self.cancel(ticket, DeadlineExceeded(f"not done in time: after {waited * 1e3:.0f} ms the request {state}"))
 
+    def _watch(self, deadline: float) -> None:
+        """Look at the deadlines when this one passes, the first of all: one timer serves every ticket."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+        self._watched, self._watcher = deadline, self._clock.call_at(deadline, self._look)
+
+    def _look(self) -> None:
+        """End what has passed its deadline. The first of those left may be that of a ticket that ends before."""
+        now = self._clock.time()
+        self._watched, self._watcher = math.inf, None
+        left = math.inf
+        for ticket in [ticket for ticket in self._tickets if not ticket.ended]:
+            if ticket.deadline <= now:
+                self._expire(ticket)
+            else:
+                left = min(left, ticket.deadline)
+        if left < math.inf:
+            self._watch(left)
+
     def _settle(self, ticket: Ticket) -> None:
         """The request has its result or its error."""
         ticket.ended = True
-        for pending in ticket.pending:
-            if pending.number in self._queue or pending.number in self._small:
-                self._dequeue(pending)
+        if ticket.waiting:
+            for pending in ticket.pending:
+                if pending.number in self._queue or pending.number in self._small:
+                    self._dequeue(pending)
         ticket.pending, ticket.verdicts = [], []
-        if ticket.timer is not None:
-            ticket.timer.cancel()
-            ticket.timer = None
 
     def _forget(self, ticket: Ticket) -> None:
         if ticket.held or ticket.running or ticket not in self._tickets:
@@ -439,3 +472,6 @@ class Batcher:
         self._bytes -= ticket.bytes
         if not self._tickets:
             self._idle.set()
+            if self._watcher is not None:
+                self._watcher.cancel()
+                self._watched, self._watcher = math.inf, None

@@ -1,7 +1,8 @@
 """Pure steps between the queue and a backend: units of work to a batch, and tensors back to answers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,6 +13,25 @@ from models.types import F32, PER_HEAD, Array, Bool, Projections, SequenceInput
 from service.backends.base import Batch, Runner, Spread, Tensors, in_turn
 from service.messages import Answer, AnswerOptions, TopK
 from service.statistics import Statistics
+
+MOST_LENGTHS = 256
+"""Lengths of which a job remembers how they are sorted."""
+
+
+class Sorted(NamedTuple):
+    """Where a unit belongs in the queue.
+
+    Attributes:
+        bucket: tokens it is computed with: padding may come to its own.
+        masked: whether what its rows see takes a matrix to say, beyond all or all that came before.
+        kind: units of equal kinds take equally long.
+        key: units with equal keys may share a batch: one bucket of lengths, one layer, one graph, one scale.
+    """
+
+    bucket: int
+    masked: bool
+    kind: tuple[object, ...]
+    key: tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,54 +59,67 @@ class Job:
     window: int | None = None
     projections: Projections | None = None
     statistics: Statistics | None = None
+    _plain: dict[int, Sorted] = field(default_factory=dict, init=False, repr=False)
+
+    def plain(self, length: int) -> Sorted:
+        """How a sequence without a mask and a bias is sorted; remembered, as jobs may be shared by requests."""
+        found = self._plain.get(length)
+        if found is None:
+            if len(self._plain) >= MOST_LENGTHS:
+                self._plain.clear()
+            found = self._plain[length] = self.sorted(length, masked=False, biases=0)
+        return found
+
+    def sorted(self, length: int, *, masked: bool, biases: int) -> Sorted:
+        """How a sequence is sorted.
+
+        Args:
+            length: tokens.
+            masked: whether it has a mask.
+            biases: heads that it has a bias for; 0 for none.
+        """
+        masked = masked or (self.window is not None and self.window < length)
+        bucket = self.runner.bucket(length)
+        kind = (id(self.runner), bucket, self.wanted, self.is_causal, masked, not biases)
+        matrices = None if self.projections is None else id(self.projections)
+        return Sorted(bucket, masked, kind, (*kind, biases, self.scale, matrices))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Unit:
-    """One sequence of one request: what is queued, batched and answered.
+    """One sequence of one request: what is queued, batched and answered. It does not change.
 
     Attributes:
         job: what it shares with its request's other sequences.
         sequence: its tensors.
         pointer: where it stands in the request, for errors.
+        length: tokens.
+        bucket, masked, kind, key: see `Sorted`.
     """
 
     job: Job
     sequence: SequenceInput
     pointer: str
+    length: int = field(init=False)
+    bucket: int = field(init=False)
+    masked: bool = field(init=False)
+    kind: tuple[object, ...] = field(init=False)
+    key: tuple[object, ...] = field(init=False)
 
-    @property
-    def length(self) -> int:
-        """Tokens."""
-        return len(self.sequence.inputs)
-
-    @property
-    def bucket(self) -> int:
-        """Tokens it is computed with: padding may come to its own."""
-        return self.job.runner.bucket(self.length)
-
-    @property
-    def masked(self) -> bool:
-        """Whether what its rows see takes a matrix to say, beyond all or all that came before."""
-        window = self.job.window
-        return self.sequence.attn_mask is not None or (window is not None and window < self.length)
+    def __post_init__(self) -> None:
+        self.length = length = len(self.sequence.inputs)
+        mask, bias = self.sequence.attn_mask, self.sequence.attn_bias
+        if mask is None and bias is None:
+            self.bucket, self.masked, self.kind, self.key = self.job.plain(length)
+        else:
+            biases = 0 if bias is None else len(_with_heads(bias))
+            found = self.job.sorted(length, masked=mask is not None, biases=biases)
+            self.bucket, self.masked, self.kind, self.key = found
 
     def visible(self) -> Bool | None:
         """Which columns a row sees, by the caller's mask and the model: (n, n), or None for all."""
         mask, job = self.sequence.attn_mask, self.job
         return visible(self.length, mask, is_causal=job.is_causal, window=job.window)
-
-    def key(self) -> tuple[object, ...]:
-        """Units with equal keys may share a batch: one bucket of lengths, one layer, one graph, one scale."""
-        job, sequence = self.job, self.sequence
-        bias = None if sequence.attn_bias is None else len(_with_heads(sequence.attn_bias))
-        matrices = None if job.projections is None else id(job.projections)
-        return (*self.kind(), bias, job.scale, matrices)
-
-    def kind(self) -> tuple[object, ...]:
-        """Units of equal kinds take equally long."""
-        job, bias = self.job, self.sequence.attn_bias
-        return (id(job.runner), self.bucket, job.wanted, job.is_causal, self.masked, bias is None)
 
 
 def batch_limit(unit: Unit, most_sequences: int) -> int:

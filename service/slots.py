@@ -209,7 +209,7 @@ class ThreadSlots:
 
     def cost_s(self, unit: Unit) -> float:
         """See `Slots.cost_s`."""
-        return self._costs.get(unit.kind(), math.inf)
+        return self._costs.get(unit.kind, math.inf)
 
     def start(self, run: Run, done: Callable[[Run], None]) -> None:
         """See `Slots.start`."""
@@ -249,7 +249,7 @@ class ThreadSlots:
 
         Half of it is what was remembered before, so that a hiccup fades.
         """
-        kind, cost = run.units[0].kind(), (busy_s + run.helped_s) / len(run.units)
+        kind, cost = run.units[0].kind, (busy_s + run.helped_s) / len(run.units)
         if len(self._costs) >= MOST_KINDS:
             self._costs.clear()
         self._costs[kind] = (cost + self._costs.get(kind, cost)) / 2

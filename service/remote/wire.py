@@ -171,6 +171,10 @@ class Elsewhere:
         """Of the backend of that name."""
         self.info = info
 
+    def bucket(self, n: int) -> int:
+        """See `Runner.bucket`: it is the engine that makes batches."""
+        return n
+
     def holds_scores(self, n: int, wanted: Sequence[str]) -> bool:
         """See `Runner.holds_scores`: a request for which it matters is refused by the engine."""
         return False

@@ -33,7 +33,7 @@ def test_units_with_the_same_job_have_one_key():
     """Nothing of a sequence but its length and what comes with it decides whom it may share a batch with."""
     runner = FakeRunner()
 
-    assert unit(1, runner, 3).key() == unit(2, runner, 3, backend="other").key()
+    assert unit(1, runner, 3).key == unit(2, runner, 3, backend="other").key
 
 
 @pytest.mark.parametrize(
@@ -52,14 +52,14 @@ def test_units_with_the_same_job_have_one_key():
 def test_whatever_changes_the_computation_changes_the_key(different):
     same = {"runner": FakeRunner()}
 
-    assert unit(1, **same).key() != unit(1, **same | different).key()
+    assert unit(1, **same).key != unit(1, **same | different).key
 
 
 def test_lengths_of_one_bucket_have_one_key():
     """Where a runner pads, whoever has as much room may come along; and the room is what counts."""
     runner = PaddingRunner(batch_tokens=16)
 
-    assert unit(1, runner, 5).key() == unit(2, runner, 8).key() != unit(3, runner, 9).key()
+    assert unit(1, runner, 5).key == unit(2, runner, 8).key != unit(3, runner, 9).key
     assert batch_limit(unit(1, runner, 5), 64) == 2
 
 
@@ -85,7 +85,7 @@ def test_a_bias_of_one_head_has_one_key_however_it_is_nested():
     runner = FakeRunner()
     flat, nested, full = (unit(1, runner, N, bias=np.zeros(s, np.float32)) for s in ((N, N), (1, N, N), (3, N, N)))
 
-    assert flat.key() == nested.key() != full.key()
+    assert flat.key == nested.key != full.key
 
 
 def test_a_window_shorter_than_the_sequence_takes_a_mask_and_a_longer_one_none():
@@ -93,7 +93,7 @@ def test_a_window_shorter_than_the_sequence_takes_a_mask_and_a_longer_one_none()
     runner = FakeRunner()
     near, far = unit(1, runner, N, window=2, is_causal=True), unit(1, runner, N, window=N, is_causal=True)
 
-    assert near.key() != far.key() == unit(1, runner, N, is_causal=True).key()
+    assert near.key != far.key == unit(1, runner, N, is_causal=True).key
     (mask,) = batch_of([near]).masks
     np.testing.assert_array_equal(mask, np.tri(N, dtype=bool) & ~np.tri(N, k=-2, dtype=bool))
     assert not batch_of([near]).is_causal
@@ -108,7 +108,7 @@ def test_callers_with_matrices_of_their_own_never_share_a_batch():
 
     units = [unit(1, runner), unit(2, runner)]
     keys = {
-        dataclasses.replace(u, job=dataclasses.replace(u.job, projections=own)).key()
+        dataclasses.replace(u, job=dataclasses.replace(u.job, projections=own)).key
         for u in units
         for own in (None, one, two)
     }
