@@ -17,6 +17,7 @@ from models.errors import NonFinite, ShapeMismatch
 from models.finite import all_finite
 from models.tokenizer import Tokens
 from models.types import F32, Array, Bool, Projections, SequenceInput
+from service.backends.base import BackendInfo
 from service.errors import ConflictingFields, InvalidOption, NotAcceptable, TooLarge, UnknownField, Unparsable
 from service.lane import Piece, Steps
 from service.messages import AnswerOptions, AttentionInput, AttentionOutput, Form, Options
@@ -291,12 +292,7 @@ def _shape(array: Array) -> str:
 
 def metadata(output: AttentionOutput) -> dict[str, Any]:
     """What every answer says beside its tensors, ready for JSON."""
-    name, version = output.model
-    info = output.backend
-    found: dict[str, Any] = {
-        "model": {"name": name, "version": version},
-        "backend": {"name": info.name, "device": info.device, "provider": info.provider, "dtype": info.dtype},
-    }
+    found = dict(origin(output.model, output.backend))
     if output.tokens is not None:
         tokens = [described(each) for each in output.tokens]
         found["tokens"] = tokens[0] if output.form == "one" else tokens
@@ -304,6 +300,16 @@ def metadata(output: AttentionOutput) -> dict[str, Any]:
         rows = output.fully_masked_rows
         found["fully_masked_rows"] = rows[0] if output.form == "one" else rows
     return found
+
+
+@lru_cache(maxsize=256)
+def origin(model: tuple[str, str], info: BackendInfo) -> Mapping[str, Any]:
+    """What every answer says of where it comes from: the model, by name and version, and the backend."""
+    name, version = model
+    return {
+        "model": {"name": name, "version": version},
+        "backend": {"name": info.name, "device": info.device, "provider": info.provider, "dtype": info.dtype},
+    }
 
 
 def described(tokens: Tokens) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ tensor is a view into the body, not a copy, and every fault is named.
 import math
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -17,6 +17,7 @@ import orjson
 
 from models.errors import ShapeMismatch
 from models.types import Array, Projections
+from service.backends.base import BackendInfo
 from service.codecs.base import (
     PROJECTION_NAMES,
     assemble,
@@ -25,6 +26,7 @@ from service.codecs.base import (
     float32,
     metadata,
     nearest,
+    origin,
     query_options,
     raw_pieces,
     reshaped,
@@ -34,7 +36,11 @@ from service.lane import Piece
 from service.messages import AttentionInput, AttentionOutput, Form, Options
 
 DTYPES = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "BOOL": "?"}
-NAMES = {np.dtype(np.float32): "F32", np.dtype(np.float16): "F16", np.dtype(np.int32): "I32"}
+ANSWERED: dict[type[np.generic], str] = {np.float32: "F32", np.float16: "F16", np.int32: "I32"}
+NAMES: dict[int, tuple[str, int]] = {
+    np.dtype(kind).num: (name, np.dtype(kind).itemsize) for kind, name in ANSWERED.items()
+}
+"""Name and width of an answered dtype, by NumPy's number of it."""
 MAX_HEADER = 1 << 20
 PLAIN = ("inputs", "attn_mask", "attn_bias", *(f"projections.{name}" for name in PROJECTION_NAMES))
 NUMBERED = re.compile(r"(inputs|attn_mask|attn_bias)\.(0|[1-9]\d{0,6})")
@@ -80,30 +86,47 @@ class SafetensorsCodec:
 
     def encode(self, output: AttentionOutput) -> bytes:
         """See `Encoder.encode`. What is not a tensor stands in `__metadata__`, as JSON strings."""
-        return b"".join(self.pieces(output))
+        head, tensors = _laid_out(output)
+        return b"".join((head, *(np.ascontiguousarray(array).data for array in tensors)))
 
     def pieces(self, output: AttentionOutput) -> Iterator[Piece]:
         """See `Encoder.pieces`."""
-        # Wide numbers first, as the format's own library writes them: each then starts at a multiple of its width.
-        tensors = sorted(flat_tensors(output).items(), key=lambda item: -item[1].itemsize)
-        layout = tuple((name, array.dtype, array.shape) for name, array in tensors)
-        told = tuple((name, orjson.dumps(value)) for name, value in metadata(output).items())
-        yield _head(layout, told) if output.tokens is None else _head.__wrapped__(layout, told)
-        for _, array in tensors:
+        head, tensors = _laid_out(output)
+        yield head
+        for array in tensors:
             yield from raw_pieces(array)
 
 
-@lru_cache(maxsize=256)
-def _head(layout: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...], told: tuple[tuple[str, bytes], ...]) -> bytes:
-    """The length and the header of a file of these tensors, with what is told beside them, as JSON.
+def _laid_out(output: AttentionOutput) -> tuple[bytes, list[Array]]:
+    """What comes before the tensors, and those in their order."""
+    # Wide numbers first, as the format's own library writes them: each then starts at a multiple of its width.
+    tensors = sorted(flat_tensors(output).items(), key=lambda item: -item[1].itemsize)
+    layout = tuple([(name, array.dtype.num, array.shape) for name, array in tensors])
+    if output.tokens is None and not any(output.fully_masked_rows):
+        head = _plain_head(layout, output.model, output.backend)
+    else:
+        head = _head(layout, metadata(output))
+    return head, [array for _, array in tensors]
 
-    The answers to callers who ask for the same again and again have the same.
-    """
-    header: dict[str, Any] = {"__metadata__": {name: value.decode() for name, value in told}}
+
+Layout = tuple[tuple[str, int, tuple[int, ...]], ...]
+"""Of each tensor its name, NumPy's number of its dtype, and its shape."""
+
+
+@lru_cache(maxsize=256)
+def _plain_head(layout: Layout, model: tuple[str, str], backend: BackendInfo) -> bytes:
+    """The same for callers who ask for the same again and again; nothing stands in it but where answers come from."""
+    return _head(layout, origin(model, backend))
+
+
+def _head(layout: Layout, told: Mapping[str, Any]) -> bytes:
+    """The length and the header of a file of these tensors, with what is told beside them, as JSON."""
+    header: dict[str, Any] = {"__metadata__": {name: orjson.dumps(value).decode() for name, value in told.items()}}
     offset = 0
-    for name, dtype, shape in layout:
-        end = offset + math.prod(shape) * dtype.itemsize
-        header[name] = {"dtype": NAMES[dtype], "shape": shape, "data_offsets": (offset, end)}
+    for name, number, shape in layout:
+        letters, width = NAMES[number]
+        end = offset + math.prod(shape) * width
+        header[name] = {"dtype": letters, "shape": shape, "data_offsets": (offset, end)}
         offset = end
     text = orjson.dumps(header)
     text += b" " * (-len(text) % 8)

@@ -14,6 +14,7 @@ import orjson
 
 from models.errors import ShapeMismatch
 from models.types import ALL_TENSOR_NAMES, F32, Array, Bool, Projections
+from service.backends.base import BackendInfo
 from service.codecs.base import PROJECTION_NAMES, assemble, check_count, float32, metadata, nearest, options
 from service.codecs.strict_json import escaped
 from service.codecs.texts import checked_texts
@@ -66,6 +67,17 @@ class InferRequest:
         return isinstance(self.attention, TextInput) or self.attention.padded_to > 0
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request asks for, but for its tensors. Attributes as of `InferRequest`, and `options`."""
+
+    options: Options | TextOptions
+    id: str
+    outputs: tuple[str, ...]
+    binary: frozenset[str]
+    timeout_s: float
+
+
 def request(
     model: str,
     layers: int,
@@ -75,23 +87,32 @@ def request(
     binary: bool,
     id: str = "",
 ) -> InferRequest:
-    """The request that named tensors and parameters make.
+    """The request that named tensors and parameters make: arguments and errors as of `asked` and `with_tensors`."""
+    return with_tensors(asked(model, layers, given, parameters, outputs, binary, id), given)
+
+
+def asked(
+    model: str,
+    layers: int,
+    inputs: Iterable[str],
+    parameters: Mapping[str, Any],
+    outputs: Mapping[str, bool],
+    binary: bool,
+    id: str = "",
+) -> Asked:
+    """What is asked for.
 
     Args:
         model: `name` or `name@version`, or `OWN`.
         layers: those of the encoder that it is; 0 where it is none.
-        given: by the names of `INPUTS`, in datatypes that those may have. `inputs`, (n, d) or (b, n, d); optionally
-            `attn_mask`, (n, n) for every sequence or (b, n, n); `attn_bias`, (n, n) for every sequence, (heads, n, n)
-            or (b, n, n), or (b, heads, n, n); `lengths`, (b,), tokens of each sequence, of which those behind them are
-            not looked at; and for `OWN` the matrices, query and key (d, d_k), value (d, d_v). For an encoder, `text`,
-            (b,), alone.
+        inputs: names of the tensors that are given.
         parameters: of the request; see `PARAMETERS`.
         outputs: tensors asked for, and whether each is to be binary; if none, the default ones.
         binary: whether those are.
         id: the caller's.
 
     Raises:
-        InvalidInput: where that makes no request; the pointer names the tensor and the index, or the parameter.
+        InvalidInput: where nobody can ask so; the pointer names the parameter, the output or the tensor.
     """
     known = ENCODER_PARAMETERS if layers else PARAMETERS
     for name in parameters:
@@ -99,23 +120,55 @@ def request(
             raise UnknownField.at(f"/{escaped(name)}", f"no such parameter; {nearest(name, known)}")
     small = {name: parameters[name] for name in OPTIONS if name in parameters}
     sparse = small.get("top_k") is not None
-    asked = dict(outputs) or dict.fromkeys(_default(layers, sparse=sparse), binary)
-    for name in asked:
+    wanted = dict(outputs) or dict.fromkeys(_default(layers, sparse=sparse), binary)
+    for name in wanted:
         _check_output(name, layers, sparse=sparse)
     if model != OWN:
         small["model"] = model
-    for name in given:
+    for name in inputs:
         if (name == "text") != bool(layers):
             raise UnknownField.at(f"/{name}", f"{model} takes {'text' if layers else 'embeddings, as inputs'}")
-    found = _texts(given, asked, small) if layers else _attention(given, asked, small)
-    binaries = frozenset(name for name, is_binary in asked.items() if is_binary)
-    return InferRequest(found, id, tuple(asked), binaries, _timeout_s(parameters))
+    chosen = _text_options(wanted, small) if layers else _options(wanted, small)
+    binaries = frozenset(name for name, is_binary in wanted.items() if is_binary)
+    return Asked(chosen, id, tuple(wanted), binaries, _timeout_s(parameters))
 
 
-def _attention(given: Mapping[str, Array], asked: Iterable[str], small: Mapping[str, Any]) -> AttentionInput:
+def with_tensors(asked: Asked, given: Mapping[str, Array]) -> InferRequest:
+    """The request that asks so of these tensors.
+
+    Args:
+        asked: what for.
+        given: by the names of `INPUTS`, in datatypes that those may have. `inputs`, (n, d) or (b, n, d); optionally
+            `attn_mask`, (n, n) for every sequence or (b, n, n); `attn_bias`, (n, n) for every sequence, (heads, n, n)
+            or (b, n, n), or (b, heads, n, n); `lengths`, (b,), tokens of each sequence, of which those behind them are
+            not looked at; and for `OWN` the matrices, query and key (d, d_k), value (d, d_v). For an encoder, `text`,
+            (b,), alone.
+
+    Raises:
+        InvalidInput: where that makes no request; the pointer names the tensor and the index.
+    """
+    chosen = asked.options
+    found = _texts(given, chosen) if isinstance(chosen, TextOptions) else _attention(given, chosen)
+    return InferRequest(found, asked.id, asked.outputs, asked.binary, asked.timeout_s)
+
+
+def _options(wanted: Iterable[str], small: Mapping[str, Any]) -> Options:
+    """The options of a request for a layer."""
+    returned = tuple(dict.fromkeys("weights" if name in SPARSE else name for name in wanted))
+    return options({**small, "return": returned}, Options, strict=True)
+
+
+def _text_options(wanted: Iterable[str], small: Mapping[str, Any]) -> TextOptions:
+    """Those of one for an encoder: all tensors that are asked for of any layer, of each of those layers."""
+    placed = [found for name in wanted if (found := LAYERED.fullmatch(name))]
+    # Whoever asks for tokens alone has a layer computed for nothing, which is simpler than an answer without any.
+    layers = tuple({int(found[1]) for found in placed}) or (0,)
+    returned = tuple(dict.fromkeys(found[2] for found in placed)) or ("weights",)
+    return options({**small, "layers": layers, "return": returned}, TextOptions, strict=True)
+
+
+def _attention(given: Mapping[str, Array], chosen: Options) -> AttentionInput:
     """What is to be computed of a layer."""
-    wanted = tuple(dict.fromkeys("weights" if name in SPARSE else name for name in asked))
-    chosen = options({**small, "return": wanted}, Options, strict=True)
     if "inputs" not in given:
         raise ShapeMismatch.at("/inputs", "the tensor is missing; it holds the token embeddings")
     inputs = given["inputs"]
@@ -128,18 +181,13 @@ def _attention(given: Mapping[str, Array], asked: Iterable[str], small: Mapping[
         rows.beside("attn_bias", given, float32),
         rows.form,
         chosen,
-        _projections(given, needed="model" not in small),
+        _projections(given, needed=chosen.model is None),
         inputs.shape[1] if rows.lengths is not None else 0,
     )
 
 
-def _texts(given: Mapping[str, Array], asked: Iterable[str], small: Mapping[str, Any]) -> TextInput:
-    """What is to be computed of an encoder: all tensors that are asked for of any layer, of each of those layers."""
-    placed = [found for name in asked if (found := LAYERED.fullmatch(name))]
-    # Whoever asks for tokens alone has a layer computed for nothing, which is simpler than an answer without any.
-    layers = tuple({int(found[1]) for found in placed}) or (0,)
-    wanted = tuple(dict.fromkeys(found[2] for found in placed)) or ("weights",)
-    chosen = options({**small, "layers": layers, "return": wanted}, TextOptions, strict=True)
+def _texts(given: Mapping[str, Array], chosen: TextOptions) -> TextInput:
+    """What is to be computed of an encoder."""
     if "text" not in given:
         raise ShapeMismatch.at("/text", "the tensor is missing; it holds the texts")
     texts = given["text"]
@@ -197,10 +245,15 @@ def tensors(asked: InferRequest, output: AttentionOutput) -> dict[str, Array]:
 def answer_parameters(output: AttentionOutput) -> dict[str, str]:
     """What else an answer says: the backend, and as a JSON text the rows that see nothing, where there are some."""
     about = metadata(output)
-    said: dict[str, str] = {("backend" if key == "name" else key): text for key, text in about["backend"].items()}
+    said = backend_parameters(output.backend)
     if "fully_masked_rows" in about:
         said["fully_masked_rows"] = orjson.dumps(about["fully_masked_rows"]).decode()
     return said
+
+
+def backend_parameters(backend: BackendInfo) -> dict[str, str]:
+    """What an answer says of the backend."""
+    return {"backend": backend.name, "device": backend.device, "provider": backend.provider, "dtype": backend.dtype}
 
 
 @dataclass(frozen=True, slots=True)

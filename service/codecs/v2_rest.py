@@ -10,6 +10,7 @@ https://github.com/triton-inference-server/server/blob/main/docs/protocol/extens
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,22 @@ import orjson
 
 from models.errors import AttentionError, ShapeMismatch
 from models.types import Array
+from service.backends.base import BackendInfo
 from service.codecs.base import check_count, reshaped
 from service.codecs.cut_json import fields_in_steps
-from service.codecs.long_json import in_pieces, number_pieces
+from service.codecs.long_json import Hold, in_pieces, number_pieces
 from service.codecs.strict_json import escaped, json_type
-from service.codecs.v2 import MOST_OUTPUTS, InferRequest, answer_parameters, checked_id, request, tensors
+from service.codecs.v2 import (
+    MOST_OUTPUTS,
+    Asked,
+    InferRequest,
+    answer_parameters,
+    asked,
+    backend_parameters,
+    checked_id,
+    tensors,
+    with_tensors,
+)
 from service.codecs.v2_document import document_of
 from service.codecs.v2_tensors import DATATYPES, check_described, check_size, datatype_of, from_bytes, to_bytes
 from service.errors import ConflictingFields, InvalidOption, UnknownField, Unparsable, WrongType
@@ -35,7 +47,7 @@ def decode_in_steps(body: bytes, header_length: str, model: str, layers: int = 0
         return None
     document = yield from fields_in_steps(body, "inputs")
     try:
-        return None if document is None else _request(document, memoryview(b""), model, layers)
+        return None if document is None else _request(_outline(document, model, layers), memoryview(b""))
     except AttentionError:
         return None
 
@@ -54,55 +66,109 @@ def decode(body: bytes, header_length: str, model: str, layers: int = 0) -> Infe
         InvalidInput: if it is, but means something that cannot be computed; the error names the place.
     """
     text, rest = _split(body, header_length)
-    return _request(document_of(text), rest, model, layers)
+    if header_length and len(text) <= MOST_REMEMBERED:
+        return _request(_remembered(text, model, layers), rest)
+    return _request(_outline(document_of(text), model, layers), rest)
 
 
-def _request(document: dict[str, Any], rest: memoryview, model: str, layers: int) -> InferRequest:
-    """What a document and the bytes behind it ask for."""
+MOST_REMEMBERED = 1_024
+"""Bytes of a document before binary tensors up to which it is remembered: callers send the same again and again."""
+
+
+@lru_cache(maxsize=256)
+def _remembered(text: bytes, model: str, layers: int) -> "_Outline":
+    return _outline(document_of(text), model, layers)
+
+
+def _request(outline: "_Outline", rest: memoryview) -> InferRequest:
+    """The request of an outline and the bytes behind the document."""
+    return with_tensors(outline.asked, _given(outline.described, rest))
+
+
+def _outline(document: dict[str, Any], model: str, layers: int) -> "_Outline":
+    """What a document asks for and of which tensors, checked as far as that can be without the bytes behind it."""
     for name in document:
         if name not in ("id", "parameters", "inputs", "outputs"):
             raise UnknownField.at(f"/{escaped(name)}", "no such field; known are id, parameters, inputs, outputs")
     parameters = dict(_object(document.get("parameters", {}), "/parameters"))
     binary_default = _flag(parameters, "binary_data_output", "", default=False)
     outputs = _outputs(document.get("outputs", []), binary_default)
-    given = _inputs(document.get("inputs"), rest)
-    return request(model, layers, given, parameters, outputs, binary_default, checked_id(document.get("id", "")))
+    described = _inputs(document.get("inputs"))
+    id_ = checked_id(document.get("id", ""))
+    names = [tensor.name for tensor in described]
+    return _Outline(asked(model, layers, names, parameters, outputs, binary_default, id_), described)
 
 
 def encode(asked: InferRequest, output: AttentionOutput) -> tuple[bytes, int | None]:
     """The answer's body, and the length of its JSON part where tensors follow it."""
-    parts: list[bytes | memoryview] = [b""]
-    parts[0] = orjson.dumps(_document(asked, output, parts, lambda flat: flat), option=orjson.OPT_SERIALIZE_NUMPY)
-    return b"".join(parts), len(parts[0]) if asked.binary else None
+    found = tensors(asked, output)
+    behind = {name: to_bytes(tensor) for name, tensor in found.items() if name in asked.binary}
+    if len(behind) == len(found) and output.tokens is None and not any(output.fully_masked_rows):
+        layout = tuple([(name, datatype_of(tensor), tensor.shape, len(behind[name])) for name, tensor in found.items()])
+        text = _binary_document(asked.id, output.model, output.backend, layout)
+    else:
+        entries = _entries(found, behind, lambda flat: flat)
+        document = _document(asked.id, output.model, answer_parameters(output), entries)
+        text = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    return b"".join((text, *behind.values())), len(text) if asked.binary else None
 
 
 def pieces(asked: InferRequest, output: AttentionOutput) -> Iterator[bytes]:
     """The body of a long answer without binary tensors, a piece at a time."""
-    return in_pieces(
-        lambda hold: _document(asked, output, [], lambda flat: hold(number_pieces(flat, np.ascontiguousarray)))
-    )
+
+    def document(hold: Hold) -> dict[str, Any]:
+        found = tensors(asked, output)
+        entries = _entries(found, {}, lambda flat: hold(number_pieces(flat, np.ascontiguousarray)))
+        return _document(asked.id, output.model, answer_parameters(output), entries)
+
+    return in_pieces(document)
+
+
+def _entries(
+    found: Mapping[str, Array], behind: Mapping[str, bytes | memoryview], numbers: Callable[[Array], Any]
+) -> list[dict[str, Any]]:
+    """The tensors of an answer: where their bytes are `behind`, how many, else `numbers` of them, (elements,)."""
+    entries = []
+    for name, tensor in found.items():
+        if name in behind:
+            told = _size(len(behind[name]))
+        else:
+            flat = np.ascontiguousarray(tensor).reshape(-1)
+            told = {"data": flat.tolist() if flat.dtype == object else numbers(flat)}
+        entries.append(_entry(name, datatype_of(tensor), tensor.shape, told))
+    return entries
+
+
+Layout = tuple[tuple[str, str, tuple[int, ...], int], ...]
+"""Of each binary tensor its name, datatype and shape, and its bytes."""
+
+
+@lru_cache(maxsize=256)
+def _binary_document(id: str, model: tuple[str, str], backend: BackendInfo, layout: Layout) -> bytes:
+    """The JSON part of an answer whose tensors all follow it, without tokens and rows that see nothing."""
+    entries = [_entry(name, datatype, shape, _size(size)) for name, datatype, shape, size in layout]
+    return orjson.dumps(_document(id, model, backend_parameters(backend), entries))
 
 
 def _document(
-    asked: InferRequest, output: AttentionOutput, parts: list[bytes | memoryview], numbers: Callable[[Array], Any]
+    id: str, model: tuple[str, str], parameters: Mapping[str, str], entries: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """The JSON part of an answer, in which `numbers` stands for a tensor, (elements,); binary ones go to `parts`."""
-    name, version = output.model
+    """The JSON part of an answer."""
+    name, version = model
     document: dict[str, Any] = {"model_name": name, "model_version": version}
-    if asked.id:
-        document["id"] = asked.id
-    document["parameters"] = answer_parameters(output)
-    document["outputs"] = described = []
-    for name, tensor in tensors(asked, output).items():
-        entry: dict[str, Any] = {"name": name, "datatype": datatype_of(tensor), "shape": tensor.shape}
-        if name in asked.binary:
-            parts.append(to_bytes(tensor))
-            entry["parameters"] = {"binary_data_size": len(parts[-1])}
-        else:
-            flat = np.ascontiguousarray(tensor).reshape(-1)
-            entry["data"] = flat.tolist() if flat.dtype == object else numbers(flat)
-        described.append(entry)
-    return document
+    if id:
+        document["id"] = id
+    return document | {"parameters": parameters, "outputs": entries}
+
+
+def _entry(name: str, datatype: str, shape: tuple[int, ...], told: dict[str, Any]) -> dict[str, Any]:
+    """A tensor of an answer, with the field that holds its elements or says where they are."""
+    return {"name": name, "datatype": datatype, "shape": shape} | told
+
+
+def _size(size: int) -> dict[str, Any]:
+    """That field for a binary tensor of so many bytes."""
+    return {"parameters": {"binary_data_size": size}}
 
 
 def _split(body: bytes, header_length: str) -> tuple[bytes, memoryview]:
@@ -123,17 +189,25 @@ def _split(body: bytes, header_length: str) -> tuple[bytes, memoryview]:
     return bytes(view[:length]), view[length:]
 
 
-def _inputs(value: Any, rest: memoryview) -> dict[str, Array]:
-    """Every input by name; the binary ones are views into `rest`, which they use up."""
+def _inputs(value: Any) -> tuple["_Described", ...]:
+    """Every input as it is described."""
     if not isinstance(value, list):
         raise WrongType.at("/inputs", f"expected a list of tensors, got {json_type(value)}")
     check_count(len(value), "/inputs")
-    found: dict[str, Array] = {}
-    used = 0
+    found: dict[str, _Described] = {}
     for i, item in enumerate(value):
         tensor = _Described.of(item, f"/inputs/{i}")
         if tensor.name in found:
             raise ConflictingFields.at(f"/{tensor.name}", "the tensor is given twice")
+        found[tensor.name] = tensor
+    return tuple(found.values())
+
+
+def _given(described: Sequence["_Described"], rest: memoryview) -> dict[str, Array]:
+    """Every input by name; the binary ones are views into `rest`, which they use up."""
+    found: dict[str, Array] = {}
+    used = 0
+    for tensor in described:
         if tensor.size is None:
             found[tensor.name] = _from_json(tensor)
             continue
@@ -189,6 +263,14 @@ class _Described:
                 raise WrongType.at(f"{pointer}/parameters/binary_data_size", f"{name}: expected a number of bytes")
             check_size(datatype, shape, size, name, f"{pointer}/parameters/binary_data_size")
         return cls(name, shape, datatype, size, entry.get("data"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Outline:
+    """A document as it is understood, its numbers aside."""
+
+    asked: Asked
+    described: tuple[_Described, ...]
 
 
 def _outputs(value: Any, default: bool) -> dict[str, bool]:

@@ -35,6 +35,8 @@ DATATYPES: dict[str, np.dtype[Any]] = {
 }  # fmt: skip
 """Datatypes that are read or answered, of those the protocol has; BYTES are strings here."""
 
+NAMES = {dtype: name for name, dtype in DATATYPES.items()}
+
 LENGTH = struct.Struct("<I")
 """What each element of BYTES has before it."""
 
@@ -123,7 +125,7 @@ def to_bytes(array: Array) -> bytes | memoryview:
 
 def datatype_of(array: Array) -> str:
     """What the protocol calls the numbers of an answered tensor."""
-    return next(name for name, dtype in DATATYPES.items() if dtype == array.dtype)
+    return NAMES[array.dtype]
 
 
 def answered(output: AttentionOutput, padded_to: int) -> dict[str, Array]:
