@@ -13,6 +13,14 @@ from service.observe import Exchange
 from service.peers import Peers
 from service.settings import Settings
 
+GUARDED, OPEN = ("/v1/", "/v2/"), "/v2/health/"
+
+
+def guarded(path: str) -> bool:
+    """Whether an API key and a rate limit protect a path; health, metrics and pages are open."""
+    return path == "/v2" or (path.startswith(GUARDED) and not path.startswith(OPEN))
+
+
 KEY_SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "basic": {"type": "http", "scheme": "basic"},
@@ -46,13 +54,22 @@ class Access:
             Forbidden: if the key is not known.
             RateLimited: if the caller is over its rate.
         """
-        caller = client[0] if client else "unknown"
-        if self._keys:
-            known = self._keys + self._admin_keys + self._tutor_keys
-            caller = _check_key(exchange, known, "the API key is not known")
+        caller = self.caller(exchange, client)
         if self._rate is not None and (wait_s := await self._peers.hit(caller)):
             self._metrics.rejected.labels("rate").inc()
             raise RateLimited(f"more than {self._rate} from one caller", retry_after_s=wait_s)
+
+    @property
+    def limited(self) -> bool:
+        """Whether there is a limit to how often a caller may call."""
+        return self._rate is not None
+
+    def caller(self, exchange: Exchange, client: tuple[str, int] | None) -> str:
+        """Who calls; errors as in `check`, but for the rate."""
+        if self._keys:
+            known = self._keys + self._admin_keys + self._tutor_keys
+            return _check_key(exchange, known, "the API key is not known")
+        return client[0] if client else "unknown"
 
     def check_admin(self, exchange: Exchange) -> None:
         """Let a request pass that changes what is served.

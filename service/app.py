@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from models.errors import AttentionError, FieldError, InvalidInput
-from service.access import KEY_NEEDED, KEY_SCHEMES
+from service.access import KEY_NEEDED, KEY_SCHEMES, guarded
 from service.errors import MethodNotAllowed, NotFound
 from service.metrics import Metrics, package_version
 from service.observe import Application, Exchange, Message, Observe, Receive, Scope, Send, with_problems
@@ -24,14 +24,7 @@ from service.routes.base import RawRoute, RawRoutes
 from service.routes.pages import static_files
 from service.runtime import Compute, Runtime
 from service.settings import Settings
-
-GUARDED, OPEN = ("/v1/", "/v2/"), "/v2/health/"
-
-
-def guarded(path: str) -> bool:
-    """Whether an API key and a rate limit protect a path; health, metrics and pages are open."""
-    return path == "/v2" or (path.startswith(GUARDED) and not path.startswith(OPEN))
-
+from service.shortcut import Shortcut
 
 DESCRIPTION = """Self-attention, served. Post token embeddings, get attention **weights** and **outputs**, and, asked
 for, query, key, value and scores. Errors are `application/problem+json` (RFC 9457); `/problems` explains each type."""
@@ -73,12 +66,14 @@ class Service:
     Attributes:
         runtime: the parts it serves with.
         api: the FastAPI application.
+        shortcut: the short way of small requests; None where all answers take something that is added here.
     """
 
     def __init__(self, runtime: Runtime, api: FastAPI, raw: Sequence[RawRoute]) -> None:
         """Serve `raw` routes straight, everything else by `api`."""
         self.runtime, self.api = runtime, api
         self._raw = RawRoutes(raw)
+        self.shortcut = None if runtime.settings.cors_origins else Shortcut(runtime, self._raw)
         inner: Application = self._route
         if origins := runtime.settings.cors_origins:
             inner = CORSMiddleware(

@@ -62,6 +62,10 @@ class Intake:
         self._held = 0
         self.lane = Lane()
 
+    def has_room(self, size: int) -> bool:
+        """Whether a body of so many bytes, which has come whole, may be read beside those that are being read."""
+        return size <= self._most and self._held + size <= self._together
+
     async def read(
         self,
         exchange: Exchange,
@@ -213,11 +217,14 @@ def answer_coding(accept_encoding: str, codings: Sequence[str] = CODINGS) -> str
 
 async def compress(pieces: Sequence[Piece], coding: str) -> bytes:
     """A body in a coding, at the level that costs least; in a thread where it takes long."""
+    if sum(map(len, pieces)) < THREAD_FROM:
+        return squeezed(pieces, coding)
+    return await asyncio.to_thread(squeezed, pieces, coding)
 
-    def squeezed() -> bytes:
-        return SQUEEZE[coding](b"".join(pieces))
 
-    return squeezed() if sum(map(len, pieces)) < THREAD_FROM else await asyncio.to_thread(squeezed)
+def squeezed(pieces: Sequence[Piece], coding: str) -> bytes:
+    """The same, at once: for short ones."""
+    return SQUEEZE[coding](b"".join(pieces))
 
 
 def _gzip(body: bytes) -> bytes:

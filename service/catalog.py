@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +38,7 @@ class LoadedModel:
         parity: largest relative difference by pair of backends, as measured at load.
         digest: SHA-256 of the numbers.
         statistics: of its requests; they begin anew when it is loaded again.
+        remembered: what the engine has found of its requests; gone with it.
     """
 
     entry: ModelEntry
@@ -44,6 +46,7 @@ class LoadedModel:
     parity: Mapping[str, float]
     digest: str
     statistics: Statistics = field(default_factory=Statistics)
+    remembered: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from service.catalog import Catalog, LoadedEncoder, LoadedModel
 from service.cores import Cores
 from service.devices import Device, available_cores
 from service.errors import InvalidOption, TooLarge
-from service.messages import OWN, Answer, AttentionInput, AttentionOutput, TextInput
+from service.messages import OWN, Answer, AttentionInput, AttentionOutput, Options, TextInput
 from service.metrics import Metrics
 from service.packing import Job, Unit, as_float16
 from service.settings import MIB, Settings
@@ -29,8 +29,15 @@ ROUND_IN_THREAD_FROM = 1 << 20
 CALLER = (OWN, "")
 """Name and version that answers give where the caller brought the matrices."""
 
+MOST_PLANS = 256
+"""Kinds of requests whose checks are remembered for a model."""
+
 STALLED_S = 60.0
 """A batch that runs longer than this says that the device hangs: the service is not ready any more."""
+
+
+Verdicts = list[tuple[Answer, list[int]]]
+"""What became of a request: of each sequence its answer, and the rows that see nothing."""
 
 
 class Queue(Protocol):
@@ -126,29 +133,52 @@ class LocalEngine:
         return self.own if name == OWN else self.catalog.find(name).statistics
 
     def submit(self, request: AttentionInput, bytes_in: int, deadline: float) -> "Submission":
-        """Queue a request.
+        """Queue a request: `queue` what `prepare` makes of it."""
+        return self.queue(self.prepare(request, bytes_in), deadline)
+
+    def prepare(self, request: AttentionInput, bytes_in: int) -> "Prepared":
+        """Check a request against its model and the limits of one request; nothing is queued yet.
 
         Args:
             request: as decoded.
             bytes_in: size of its tensors as received.
-            deadline: by `time.monotonic`.
 
         Raises:
             NotFound: if there is no such model.
             InvalidInput: if the tensors do not fit the model.
             TooLarge: if the request, or its answer, is larger than a limit.
-            Unavailable: if it cannot be taken now.
-            DeadlineExceeded: if its deadline has passed.
         """
+        options, sequences = request.options, request.sequences
+        model: LoadedModel | None = None
+        plain: tuple[int, tuple[int, ...]] | None = None
+        if request.projections is None:
+            model = self.catalog.layer(options.model or self.settings.default_model)
+            if len(sequences) == 1 and sequences[0].attn_bias is None and not request.padded_to:
+                plain = (id(options), sequences[0].inputs.shape)
+                known: _Plan | None = model.remembered.get(plain)
+                if known is not None and known.limits is self.limits and bytes_in + known.computed <= self.limits.bytes:
+                    units = [Unit(known.job, sequences[0], request.pointer(0))]
+                    return Prepared(request, units, known.name, known.sizes, bytes_in + known.computed)
+        prepared = self._prepared(request, model, bytes_in)
+        if model is not None and plain is not None:
+            if len(model.remembered) >= MOST_PLANS:
+                model.remembered.clear()
+            computed = prepared.size - bytes_in
+            model.remembered[plain] = _Plan(
+                options, self.limits, prepared.units[0].job, prepared.name, prepared.sizes, computed
+            )
+        return prepared
+
+    def _prepared(self, request: AttentionInput, model: LoadedModel | None, bytes_in: int) -> "Prepared":
         options = request.options
         backend = options.backend or self.settings.backend
         if request.projections is not None:
-            model, name = None, CALLER
+            name = CALLER
             query, value = request.projections.query, request.projections.value
             sizes = Sizes(1, query.shape[1], value.shape[1], len(query))
             embed_dim, is_causal, window, scale = len(query), False, None, query.shape[1] ** -0.5
         else:
-            model = self.catalog.layer(options.model or self.settings.default_model)
+            assert model is not None, "without projections there is a model"
             spec = model.entry.spec
             name = (spec.name, spec.version)
             sizes = Sizes(spec.num_heads, spec.head_dim, spec.v_dim, spec.embed_dim)
@@ -171,7 +201,7 @@ class LocalEngine:
             statistics=model.statistics if model else self.own,
         )
         units = [Unit(job, sequence, request.pointer(i)) for i, sequence in enumerate(request.sequences)]
-        return self._queued(units, request, name, sizes, size, deadline)
+        return Prepared(request, units, name, sizes, size)
 
     def tokenised(self, request: TextInput) -> "Tokenised":
         """The tokens of a request that brings text. May be called from any thread.
@@ -200,8 +230,8 @@ class LocalEngine:
             found.append(tokens)
         return Tokenised(request, encoder, found)
 
-    def submit_text(self, tokenised: "Tokenised", bytes_in: int, deadline: float) -> "Submission":
-        """Queue a request that brings text; arguments and errors as in `submit`."""
+    def prepare_text(self, tokenised: "Tokenised", bytes_in: int) -> "Prepared":
+        """Check a request that brings text; arguments and errors as in `prepare`."""
         request, encoder = tokenised.request, tokenised.encoder
         spec, options = encoder.entry.spec, request.options
         backend = options.backend or self.settings.backend
@@ -222,25 +252,30 @@ class LocalEngine:
             statistics=encoder.statistics,
         )
         units = [Unit(job, SequenceInput(t.ids), request.pointer(i)) for i, t in enumerate(tokenised.tokens)]
-        return self._queued(units, request, (spec.name, spec.version), sizes, size, deadline, tokenised.tokens)
+        return Prepared(request, units, (spec.name, spec.version), sizes, size, tokenised.tokens)
 
-    def _queued(
-        self,
-        units: Sequence[Unit],
-        request: AttentionInput | TextInput,
-        name: tuple[str, str],
-        sizes: Sizes,
-        size: int,
-        deadline: float,
-        tokens: list[Tokens] | None = None,
-    ) -> "Submission":
-        """Hand checked work to the queue, and let the shadow see it; see `submit`."""
-        ticket = self._batcher.submit(units, size, deadline)
+    def queue(self, prepared: "Prepared", deadline: float) -> "Submission":
+        """Hand checked work to the queue, and let the shadow see it.
+
+        Args:
+            prepared: what is to be computed.
+            deadline: when its answer is no longer wanted, by `time.monotonic`.
+
+        Raises:
+            Unavailable: if it cannot be taken now.
+            DeadlineExceeded: if its deadline has passed.
+        """
+        units, request = prepared.units, prepared.request
+        ticket = self._batcher.submit(units, prepared.size, deadline)
         if self.shadow is not None:
-            alone = [sizes.alone(unit.length, request.options) for unit in units]
-            self.shadow.watch(ticket.future, name, units, alone)
-        job = units[0].job
-        return Submission(ticket, request, name, self.catalog.info(job.backend, *name), tokens, job.statistics)
+            alone = [prepared.sizes.alone(unit.length, request.options) for unit in units]
+            self.shadow.watch(ticket.future, prepared.name, units, alone)
+        return self._submission(prepared, ticket)
+
+    def _submission(self, prepared: "Prepared", ticket: Ticket) -> "Submission":
+        job = prepared.units[0].job
+        info = self.catalog.info(job.backend, *prepared.name)
+        return Submission(ticket, prepared.request, prepared.name, info, prepared.tokens, job.statistics)
 
     def _check_fit(self, request: AttentionInput, model: LoadedModel | None, embed_dim: int) -> None:
         """Raise `InvalidInput` where a tensor does not fit the model or the caller's projections."""
@@ -268,7 +303,46 @@ class Tokenised:
     tokens: list[Tokens]
 
 
+@dataclass(slots=True)
+class Prepared:
+    """A request that has been checked: what can be queued.
+
+    Attributes:
+        request: as decoded.
+        units: its sequences.
+        name: name and version of what computes it.
+        sizes: of what computes it.
+        size: bytes that it and its tensors take.
+        tokens: of each text; None where the caller brought embeddings.
+    """
+
+    request: AttentionInput | TextInput
+    units: list[Unit]
+    name: tuple[str, str]
+    sizes: Sizes
+    size: int
+    tokens: list[Tokens] | None = None
+
+
 @dataclass(frozen=True, slots=True)
+class _Plan:
+    """What was found of a request for one sequence: it holds for all that have the same options and shape.
+
+    Attributes:
+        options: of that request; while they are held here, no others have their identity.
+        limits: by which it was checked.
+        computed: bytes of the tensors asked for.
+    """
+
+    options: Options
+    limits: Limits
+    job: Job
+    name: tuple[str, str]
+    sizes: Sizes
+    computed: int
+
+
+@dataclass(slots=True)
 class Submission:
     """A queued request and what its answer will say of itself."""
 
@@ -283,7 +357,7 @@ class Submission:
         """Wait for every sequence; errors as in `verdicts` and in `output`."""
         return await self.output(await self.verdicts())
 
-    async def verdicts(self) -> list[tuple[Answer, list[int]]]:
+    async def verdicts(self) -> Verdicts:
         """Wait for every sequence.
 
         Raises:
@@ -291,7 +365,13 @@ class Submission:
         """
         return await self.ticket.future
 
-    async def output(self, verdicts: Sequence[tuple[Answer, list[int]]]) -> AttentionOutput:
+    async def output(self, verdicts: Verdicts) -> AttentionOutput:
+        """What `output_now` gives, while the event loop goes on if that takes long."""
+        if self.request.options.dtype == "float16" and self.ticket.bytes >= ROUND_IN_THREAD_FROM:
+            return await asyncio.to_thread(self.output_now, verdicts)
+        return self.output_now(verdicts)
+
+    def output_now(self, verdicts: Verdicts) -> AttentionOutput:
         """The verdicts as an answer, in the dtype asked for.
 
         Raises:
@@ -300,8 +380,7 @@ class Submission:
         options = self.request.options
         answers = [answer for answer, _ in verdicts]
         if options.dtype == "float16":  # only now: the shadow compares what was computed
-            large = self.ticket.bytes >= ROUND_IN_THREAD_FROM
-            answers = await asyncio.to_thread(self._rounded, answers) if large else self._rounded(answers)
+            answers = self._rounded(answers)
         return AttentionOutput(
             answers=answers,
             fully_masked_rows=[rows for _, rows in verdicts],

@@ -1,9 +1,12 @@
-"""HTTP/1.1 on one connection: uvicorn's own, with a deadline for headers and less to do for each request."""
+"""HTTP/1.1 on one connection: uvicorn's own, with a deadline for headers and less to do for each request.
+
+Those that are like one before take a short way, past the parser and ASGI: see `Shortcut`.
+"""
 
 import asyncio
 import math
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import httptools
@@ -11,7 +14,9 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from service.errors import Unparsable
+from service.observe import Headers
 from service.problems import whole_answer
+from service.shortcut import MOST_HEAD, Shortcut, Straight
 
 HEADER_TIMEOUT_S = 20.0
 """Longest time a client may take to send the headers of a request it has begun, or its first one."""
@@ -24,8 +29,19 @@ class Protocol(HttpToolsProtocol):
     """One connection."""
 
     cycle: "Cycle"
+    scope: Any
     _due = math.inf
     _timer: asyncio.TimerHandle | None = None
+    _messages = 0  # begun by the parser
+    _within = False  # whether the parser is within a message
+    _straight: Straight | None = None  # the request that takes the short way
+    _closes = False  # whether the connection is to be closed after it
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """See uvicorn's."""
+        super().__init__(*args, **kwargs)
+        self._shortcut: Shortcut | None = getattr(self.config.app, "shortcut", None)
+        self._later: list[bytes] = []  # what came behind it
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client connected: its first request must come."""
@@ -37,13 +53,76 @@ class Protocol(HttpToolsProtocol):
         """The client left."""
         if self._timer is not None:
             self._timer.cancel()
+        if self._straight is not None:
+            self._straight.leave()
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes have come: a request for the short way, if nothing else goes on, or some for the parser."""
+        if self._straight is not None:  # pipelined
+            self._later.append(data)
+            self.flow.pause_reading()
+            return
+        shortcut = self._shortcut
+        if shortcut is None or self._within or not self._rests:
+            super().data_received(data)
+            return
+        end = data.find(b"\r\n\r\n", 0, MOST_HEAD) + 4
+        head, length, messages = data[:end], len(data) - end, self._messages
+        known = shortcut.find(head)
+        if known is not None and known.length == length:
+            straight = shortcut.take(known, data[end:], self.client, self._answer)
+            if straight is not None:
+                self._straight, self._due = straight, math.inf
+                self.on_asked()
+                return
+        super().data_received(data)
+        if known is None and end >= 4 and self._messages == messages + 1 and not self._within and self.cycle.keep_alive:
+            shortcut.learn(head, self.scope, length)
+
+    @property
+    def _rests(self) -> bool:
+        """Whether every request that has come is answered, and the answer taken."""
+        return (self.cycle is None or self.cycle.response_complete) and not self.flow.write_paused
+
+    def _answer(self, status: int, headers: Headers, body: bytes) -> None:
+        """Write the answer to the request that takes the short way, and go on to what came behind it."""
+        closes = self._closes or (b"connection", b"close") in headers
+        if self._closes:
+            headers = [*headers, (b"connection", b"close")]
+        self.on_answer()
+        self.transport.write(head_of(status, (*self.server_state.default_headers, *headers)) + body)
+        if closes:
+            self.transport.close()
+        self._straight = None
+        self.on_response_complete()
+        if self._later and not closes:
+            later, self._later = b"".join(self._later), []
+            self.data_received(later)
+
+    def shutdown(self) -> None:
+        """The server stops: close the connection, once what was asked is answered."""
+        if self._straight is None:
+            super().shutdown()
+        else:
+            self._closes = True
+
+    def on_asked(self) -> None:
+        """A request has begun to come."""
 
     def on_message_begin(self) -> None:
         """The first byte of a request has come."""
+        self.on_asked()
+        self._messages += 1
+        self._within = True
         if self._due == math.inf or self.cycle is not None:
             self._due = self.loop.time() + HEADER_TIMEOUT_S
         super().on_message_begin()
+
+    def on_message_complete(self) -> None:
+        """The last byte of a request has come."""
+        self._within = False
+        super().on_message_complete()
 
     def on_headers_complete(self) -> None:
         """Headers are complete: the request is handled from now on. Its body has a deadline of its own."""
@@ -130,6 +209,22 @@ class Protocol(HttpToolsProtocol):
         self._timer = self.loop.call_later(min(self._due - now, HEADER_TIMEOUT_S), self._look)
 
 
+def head_of(status: int, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """The head of an answer.
+
+    Raises:
+        RuntimeError: if a header holds the end of a line.
+    """
+    lines = [STATUS_LINE[status]]
+    for name, value in headers:
+        lines += (name, b": ", value, b"\r\n")
+    lines.append(b"\r\n")
+    head = b"".join(lines)
+    if head.count(b"\n") != len(headers) + 2:
+        raise RuntimeError("a header holds the end of a line")
+    return head
+
+
 class Cycle(RequestResponseCycle):
     """A request and its answer; the head of an answer leaves with the first bytes of its body, in one packet."""
 
@@ -194,24 +289,20 @@ class Cycle(RequestResponseCycle):
 
     def _headers(self, status: int, headers: Any) -> bytes:
         """The head of an answer."""
-        lines, closes = [STATUS_LINE[status]], False
-        for name, value in (*self.default_headers, *headers):
-            lines += (name, b": ", value, b"\r\n")
+        all_headers = [*self.default_headers, *headers]
+        closes = False
+        for name, value in all_headers:
             if name == b"content-length":
                 self.expected_content_length = int(value)
                 self.chunked_encoding = False
             elif name == b"connection" and value == b"close":
                 self.keep_alive, closes = False, True
         if not self.keep_alive and not closes:
-            lines.append(b"connection: close\r\n")
+            all_headers.append((b"connection", b"close"))
         if self.chunked_encoding is None and self.scope["method"] != "HEAD" and status not in (204, 304):
             self.chunked_encoding = True
-            lines.append(b"transfer-encoding: chunked\r\n")
-        lines.append(b"\r\n")
-        head = b"".join(lines)
-        if head.count(b"\n") != sum(line.endswith(b"\n") for line in lines):
-            raise RuntimeError("a header holds the end of a line")
-        return head
+            all_headers.append((b"transfer-encoding", b"chunked"))
+        return head_of(status, all_headers)
 
     async def receive(self) -> Any:
         """See the ASGI specification."""

@@ -6,7 +6,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from random import getrandbits
 from typing import Any
 
@@ -23,6 +23,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
 
 PRINTABLE = re.compile(rb"[\x20-\x7e]{1,128}")
 LINGER_S = 2.0
@@ -64,12 +65,28 @@ class Exchange:
         return self.headers.get(name, b"").decode("latin-1")
 
 
-def ours(error: Exception, exchange: Exchange) -> AttentionError:
+def ours(error: BaseException, exchange: Exchange) -> AttentionError:
     """The error as one of ours; one that nobody foresaw is logged."""
     if isinstance(error, AttentionError):
         return error
     log.error("request %s failed", exchange.request_id.decode(), exc_info=error)
     return InternalError("something unforeseen went wrong on our side; it is logged under this instance id")
+
+
+def failed(error: BaseException, exchange: Exchange) -> AttentionError:
+    """The same, of a request that ends with it."""
+    known = ours(error, exchange)
+    # It may have been routed before the service began to stop.
+    exchange.close = exchange.close or isinstance(known, Draining)
+    return known
+
+
+def identified(headers: Iterable[tuple[bytes, bytes]], exchange: Exchange) -> Headers:
+    """The headers of an answer, with what is the same for all answers."""
+    found = [*headers, (b"x-request-id", exchange.request_id)]
+    if exchange.close:
+        found.append((b"connection", b"close"))
+    return found
 
 
 def ended(metrics: Metrics, exchange: Exchange, method: str, status: str, outcome: str) -> None:
@@ -79,6 +96,12 @@ def ended(metrics: Metrics, exchange: Exchange, method: str, status: str, outcom
     if access_log.isEnabledFor(logging.DEBUG):
         request = exchange.request_id.decode()
         access_log.debug("%s %s %s %s %.3f ms", request, method, exchange.route, status, elapsed * 1e3)
+
+
+def count(metrics: Metrics, exchange: Exchange, method: str) -> None:
+    """Count a request over HTTP that has ended; see `ended`."""
+    status = exchange.status or 499  # no answer was begun: the client left
+    ended(metrics, exchange, method if method in METHODS else "other", str(status), outcome_of(status))
 
 
 def with_problems(application: Application) -> Application:
@@ -94,9 +117,7 @@ def with_problems(application: Application) -> Application:
         except ClientGone:
             exchange.status = 499
         except Exception as error:
-            known = ours(error, exchange)
-            # It may have been routed before the service began to stop.
-            exchange.close = exchange.close or isinstance(known, Draining)
+            known = failed(error, exchange)
             if exchange.status:  # too late to say anything else than that the answer is broken
                 exchange.status = 500
                 raise
@@ -127,31 +148,29 @@ class Observe:
         async def observed_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 exchange.status = message["status"]
-                headers = message["headers"] = list(message.get("headers", ()))
-                headers.append((b"x-request-id", exchange.request_id))
-                if exchange.close:
-                    headers.append((b"connection", b"close"))
+                message["headers"] = identified(message.get("headers", ()), exchange)
             await send(message)
 
         try:
             await self._application(scope, receive, observed_send)
         finally:
-            self._count(exchange, scope)
+            if exchange.route == "unmatched" and (matched := scope.get("route")) is not None:
+                exchange.route = getattr(matched, "path", exchange.route)
+            count(self._metrics, exchange, scope["method"])
 
-    def _count(self, exchange: Exchange, scope: Scope) -> None:
-        if exchange.route == "unmatched" and (matched := scope.get("route")) is not None:
-            exchange.route = getattr(matched, "path", exchange.route)
-        status = exchange.status or 499  # no answer was begun: the client left
-        method = scope["method"] if scope["method"] in METHODS else "other"
-        ended(self._metrics, exchange, method, str(status), outcome_of(status))
+
+def problem_answer(error: AttentionError, exchange: Exchange, dialect: Dialect) -> tuple[int, Headers, bytes]:
+    """Status, headers and body of an answer that is a problem."""
+    status, body, extra = problem(error, exchange.request_id.decode(), dialect)
+    headers = [(b"content-type", dialect.media_type.encode()), (b"content-length", str(len(body)).encode()), *extra]
+    return status, headers, body
 
 
 async def send_problem(
     error: AttentionError, exchange: Exchange, dialect: Dialect, receive: Receive, send: Send
 ) -> None:
     """Answer with a problem."""
-    status, body, extra = problem(error, exchange.request_id.decode(), dialect)
-    headers = [(b"content-type", dialect.media_type.encode()), (b"content-length", str(len(body)).encode()), *extra]
+    status, headers, body = problem_answer(error, exchange, dialect)
     linger = exchange.close and exchange.unread and not isinstance(error, (ClientTimeout, DeadlineExceeded))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": linger})

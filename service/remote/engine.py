@@ -4,25 +4,21 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from itertools import count
 from typing import Any
 
 from models.errors import AttentionError
-from models.tokenizer import Tokens
 from service.batcher import Limits, Ticket
 from service.catalog import Catalog, Loaded
-from service.engine import LocalEngine, Submission
+from service.engine import LocalEngine, Prepared, Submission
 from service.errors import ClientGone, Draining, EngineLost, QueueFull
 from service.loader import Change
-from service.messages import AttentionInput, TextInput
 from service.metrics import Metrics
-from service.packing import Unit
 from service.remote.frames import AREA, Area, BadFrame, Frame, Link
 from service.remote.wire import Asked, answer_of, catalog_of, error_of, loaded_of, request_frame
 from service.settings import Settings
-from service.sizes import Sizes
 from service.statistics import Statistics
 
 log = logging.getLogger(__name__)
@@ -187,23 +183,14 @@ class RemoteEngine(LocalEngine):
         """See `LocalEngine.usable`."""
         return super().usable and not self.gone
 
-    def _queued(
-        self,
-        units: Sequence[Unit],
-        request: AttentionInput | TextInput,
-        name: tuple[str, str],
-        sizes: Sizes,
-        size: int,
-        deadline: float,
-        tokens: list[Tokens] | None = None,
-    ) -> Submission:
-        """See `LocalEngine._queued`."""
-        job = units[0].job
-        bytes_in = size - sizes.computed([unit.length for unit in units], request.options)
-        model = "@".join(name) if job.projections is None else ""
-        asked = Asked(request, tokens, bytes_in, deadline)
-        ticket = self._queue.submit(asked, model, len(units), size, self.limits)
-        return Submission(ticket, request, name, self.catalog.info(job.backend, *name), tokens, job.statistics)
+    def queue(self, prepared: Prepared, deadline: float) -> Submission:
+        """See `LocalEngine.queue`."""
+        units, request = prepared.units, prepared.request
+        bytes_in = prepared.size - prepared.sizes.computed([unit.length for unit in units], request.options)
+        model = "@".join(prepared.name) if units[0].job.projections is None else ""
+        asked = Asked(request, prepared.tokens, bytes_in, deadline)
+        ticket = self._queue.submit(asked, model, len(units), prepared.size, self.limits)
+        return self._submission(prepared, ticket)
 
 
 class Remote:

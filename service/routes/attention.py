@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.codecs import DECODERS
-from service.engine import LocalEngine, Submission
+from service.engine import LocalEngine, Prepared
 from service.messages import AttentionInput, Options
 from service.routes.tensors import BackendName, ModelName, NegotiatedRoute, Nested, Operation, SparseWeights
 
@@ -132,10 +132,10 @@ class AttentionRoute(NegotiatedRoute):
         refusals={"404": "There is no such model or version."},
     )
 
-    def prepare(self, request: AttentionInput, engine: LocalEngine) -> AttentionInput:
-        """See `NegotiatedRoute.prepare`: nothing is left to do."""
+    def understood(self, request: AttentionInput, engine: LocalEngine) -> AttentionInput:
+        """See `NegotiatedRoute.understood`: nothing is left to do."""
         return request
 
-    def submit(self, prepared: AttentionInput, engine: LocalEngine, bytes_in: int, deadline: float) -> Submission:
-        """See `NegotiatedRoute.submit`."""
-        return engine.submit(prepared, bytes_in, deadline)
+    def check(self, request: AttentionInput, engine: LocalEngine, bytes_in: int) -> Prepared:
+        """See `NegotiatedRoute.check`."""
+        return engine.prepare(request, bytes_in)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
@@ -10,7 +11,7 @@ from service.body import WORTH_COMPRESSING, answer_coding
 from service.catalog import LoadedEncoder
 from service.codecs import v2, v2_rest
 from service.codecs.v2_tensors import MOST_AXES, TOKEN_TENSORS
-from service.engine import LocalEngine, Submission, Tokenised
+from service.engine import LocalEngine, Prepared, Tokenised
 from service.errors import UnknownField
 from service.lane import Steps
 from service.messages import OWN, AttentionInput, AttentionOutput, TextInput
@@ -26,6 +27,7 @@ from service.routes.tensors import (
     TensorRoute,
     Written,
 )
+from service.statistics import Statistics
 
 CODINGS = ("gzip", "deflate")
 """Content codings that clients of the protocol know."""
@@ -191,73 +193,88 @@ INFER_REFUSALS = {status: meaning for status, meaning in REFUSALS.items() if sta
 }
 
 
-Prepared = AttentionInput | Tokenised
+@dataclass(frozen=True, slots=True)
+class Understood:
+    """A request that has been read.
+
+    Attributes:
+        asked: as a codec made it.
+        work: what is to be computed, of texts their tokens.
+    """
+
+    asked: v2.InferRequest
+    work: AttentionInput | Tokenised
 
 
 class InferCall(Call):
-    """A request of the protocol, however it travels.
+    """Requests of the protocol, however they travel."""
 
-    Attributes:
-        layers: those of the encoder that it asks for, once that is known; 0 for a layer.
-    """
-
-    layers = 0
-    _request: v2.InferRequest
-
-    def __init__(self, exchange: Exchange, engine: LocalEngine) -> None:
+    def __init__(self, engine: LocalEngine) -> None:
         """Ask `engine`."""
-        self._exchange, self._engine = exchange, engine
+        self._engine = engine
 
-    def asks_for(self, name: str) -> None:
-        """Remember which model is asked for, `name` or `name@version`; raises `NotFound` if there is none."""
-        self.statistics = self._engine.statistics(name)
-        model = None if name == OWN else self._engine.catalog.find(name)
-        self.layers = model.layers if isinstance(model, LoadedEncoder) else 0
+    def layers_of(self, model: str) -> int:
+        """Layers of the encoder that is called `model`, 0 for a layer; raises `NotFound` if there is no such model.
 
-    def is_long(self, body: bytes) -> bool:
-        """See `Call.is_long`."""
-        return len(body) >= (LONG_TEXT if self.layers else LONG_BODY)
+        That is asked for each request: what is called so now may be another model than it was for the one before.
+        """
+        found = None if model == OWN else self._engine.catalog.find(model)
+        return found.layers if isinstance(found, LoadedEncoder) else 0
 
-    def prepared(self, request: v2.InferRequest) -> Prepared:
-        """What `submit` takes, from what a codec made."""
-        self._request = request
+    def long_from(self, model: str) -> int:
+        """Bytes from which a body for `model` is long; see `Call.is_long`. Errors as in `layers_of`."""
+        return LONG_TEXT if self.layers_of(model) else LONG_BODY
+
+    def understood(self, request: v2.InferRequest) -> Understood:
+        """What `read` gives, from what a codec made."""
         asked = request.attention
-        return self._engine.tokenised(asked) if isinstance(asked, TextInput) else asked
+        return Understood(request, self._engine.tokenised(asked) if isinstance(asked, TextInput) else asked)
 
-    def submit(self, request: Prepared, bytes_in: int, deadline: float) -> Submission:
-        """See `Call.submit`."""
-        deadline = min(deadline, self._exchange.arrived + self._request.timeout_s)
-        if isinstance(request, Tokenised):
-            return self._engine.submit_text(request, bytes_in, deadline)
-        return self._engine.submit(request, bytes_in, deadline)
+    def prepare(self, request: Understood, bytes_in: int) -> Prepared:
+        """See `Call.prepare`."""
+        if isinstance(request.work, Tokenised):
+            return self._engine.prepare_text(request.work, bytes_in)
+        return self._engine.prepare(request.work, bytes_in)
+
+    def timeout_s(self, request: Understood) -> float:
+        """See `Call.timeout_s`."""
+        return request.asked.timeout_s
 
 
 class _Infer(InferCall):
     codings = CODINGS
 
     def __init__(self, exchange: Exchange, engine: LocalEngine, model: str) -> None:
-        super().__init__(exchange, engine)
+        super().__init__(engine)
+        self._header_length = exchange.header(HEADER_LENGTH)
+        self._accept_encoding = exchange.header(b"accept-encoding")
         self._model = model
-        self.asks_for(model)
 
-    def read(self, body: bytes) -> Prepared:
-        return self.prepared(v2_rest.decode(body, self._exchange.header(HEADER_LENGTH), self._model, self.layers))
+    def statistics(self) -> Statistics:
+        return self._engine.statistics(self._model)
 
-    def read_in_steps(self, body: bytes) -> Steps[Prepared | None] | None:
-        return None if self.layers else self._steps(body)
+    def is_long(self, body: bytes) -> bool:
+        return len(body) >= self.long_from(self._model)
 
-    def _steps(self, body: bytes) -> Steps[Prepared | None]:
-        request = yield from v2_rest.decode_in_steps(body, self._exchange.header(HEADER_LENGTH), self._model)
-        return None if request is None else self.prepared(request)
+    def read(self, body: bytes) -> Understood:
+        layers = self.layers_of(self._model)
+        return self.understood(v2_rest.decode(body, self._header_length, self._model, layers))
 
-    def write(self, output: AttentionOutput) -> Written:
+    def read_in_steps(self, body: bytes) -> Steps[Understood | None] | None:
+        return None if self.layers_of(self._model) else self._steps(body)
+
+    def _steps(self, body: bytes) -> Steps[Understood | None]:
+        request = yield from v2_rest.decode_in_steps(body, self._header_length, self._model)
+        return None if request is None else self.understood(request)
+
+    def write(self, request: Understood, output: AttentionOutput) -> Written:
+        asked = request.asked
         # Padding makes a short answer a long one.
-        is_long = output.nbytes >= LONG_ANSWER or self._request.padded
-        if is_long and not self._request.binary:
-            coding = answer_coding(self._exchange.header(b"accept-encoding"), CODINGS)
-            pieces = v2_rest.pieces(self._request, output)
+        if (output.nbytes >= LONG_ANSWER or asked.padded) and not asked.binary:
+            coding = answer_coding(self._accept_encoding, CODINGS)
+            pieces = v2_rest.pieces(asked, output)
             return Written(pieces, [(b"content-type", b"application/json"), (b"vary", b"accept-encoding")], coding)
-        content, length = v2_rest.encode(self._request, output)
+        content, length = v2_rest.encode(asked, output)
         media_type = b"application/json" if length is None else b"application/octet-stream"
         headers = [(b"content-type", media_type), (b"vary", b"accept-encoding")]
         if length is not None:
@@ -269,7 +286,6 @@ class _Infer(InferCall):
 
         Float tensors hardly shrink, and HTTP libraries offer every coding they know unasked.
         """
-        accepted = self._exchange.header(b"accept-encoding")
-        if len(content) < WORTH_COMPRESSING or (is_binary and "," in accepted):
+        if len(content) < WORTH_COMPRESSING or (is_binary and "," in self._accept_encoding):
             return ""
-        return answer_coding(accepted, CODINGS)
+        return answer_coding(self._accept_encoding, CODINGS)

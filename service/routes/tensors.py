@@ -1,10 +1,12 @@
 """What endpoints of tensors share: bodies become arrays, wait in the queue, and become bodies again."""
 
 import asyncio
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
@@ -14,11 +16,12 @@ from service.batcher import Ticket
 from service.body import CODINGS, WORTH_COMPRESSING, answer_coding, compress
 from service.codecs import ENCODERS, decoder_for, encoder_for
 from service.codecs.base import Decoder, Encoder, LongDecoder, check_media_type
-from service.engine import LocalEngine, Submission
+from service.engine import LocalEngine, Prepared, Submission, Verdicts
 from service.errors import ClientGone, Draining, InvalidOption
-from service.lane import Piece, Steps
-from service.messages import Answer, AnswerOptions, AttentionOutput
-from service.observe import Exchange, Receive, Scope, Send
+from service.lane import Lane, Piece, Steps
+from service.messages import AnswerOptions, AttentionOutput
+from service.metrics import Metrics
+from service.observe import Exchange, Headers, Receive, Scope, Send
 from service.problems import MEDIA_TYPE as PROBLEM
 from service.runtime import Runtime
 from service.settings import Settings
@@ -76,20 +79,22 @@ class Written:
     """
 
     content: bytes | Iterator[Piece]
-    headers: list[tuple[bytes, bytes]]
+    headers: Headers
     coding: str = ""
 
 
 class Call(ABC):
-    """One request on a tensor route, from when its headers are known.
+    """How requests with one head are read and answered. It knows nothing of a single one of them.
 
     Attributes:
-        codings: content codings that its body may have.
-        statistics: of the model it asks for, as soon as that is known; None once it has been counted there.
+        codings: content codings that their bodies may have.
     """
 
     codings: Sequence[str] = CODINGS
-    statistics: Statistics | None = None
+
+    def statistics(self) -> Statistics | None:
+        """Of the model that is asked for, as soon as that is known; None where it has none."""
+        return None
 
     def is_long(self, body: bytes) -> bool:
         """Whether it takes so long to read a body that the event loop has to go on meanwhile."""
@@ -97,19 +102,120 @@ class Call(ABC):
 
     @abstractmethod
     def read(self, body: bytes) -> Any:
-        """What `submit` takes. May be called in a thread."""
+        """What `prepare` takes. May be called in a thread."""
 
     def read_in_steps(self, body: bytes) -> Steps[Any] | None:
         """What `read` would give of a long body, or None if that has to be asked; no steps if it has to be anyhow."""
         return None
 
     @abstractmethod
-    def submit(self, request: Any, bytes_in: int, deadline: float) -> Submission:
-        """Queue what `read` made; errors as in `LocalEngine.submit`."""
+    def prepare(self, request: Any, bytes_in: int) -> Prepared:
+        """Check what `read` made; errors as in `LocalEngine.prepare`."""
+
+    def timeout_s(self, request: Any) -> float:
+        """How long its sender waits, by what `read` made, s."""
+        return math.inf
 
     @abstractmethod
+    def write(self, request: Any, output: AttentionOutput) -> Written:
+        """The answer to what `read` made."""
+
+
+class Inference:
+    """One request on a tensor route, from its head to its answer. To leave its context is to let go of it.
+
+    Attributes:
+        call: how it is read and answered.
+        deadline: when its answer is no longer wanted, by `time.monotonic`.
+        submission: once it is queued.
+    """
+
+    submission: Submission
+
+    def __init__(self, exchange: Exchange, call: Call, engine: LocalEngine, metrics: Metrics, deadline: float) -> None:
+        """Begin a request; errors as in `Call.statistics`."""
+        self.call, self.deadline = call, deadline
+        self._exchange, self._engine, self._metrics = exchange, engine, metrics
+        self._statistics = call.statistics()
+        self._ticket: Ticket | None = None
+        self._counted = False
+
+    def __enter__(self) -> "Inference":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.end(failed=error is not None)
+
+    def prepare(self, body: bytes) -> Prepared:
+        """Decode the body, and check what it asks for."""
+        self._decoding = time.perf_counter()
+        self._request = self.call.read(body)
+        return self.call.prepare(self._request, len(body))
+
+    async def prepare_long(self, body: bytes, lane: Lane) -> Prepared:
+        """The same, while the event loop goes on."""
+        self._decoding = time.perf_counter()
+        steps = self.call.read_in_steps(body)
+        request = None if steps is None else await lane.run(steps)
+        self._request = await asyncio.to_thread(self.call.read, body) if request is None else request
+        return self.call.prepare(self._request, len(body))
+
+    def queue(self, prepared: Prepared) -> Ticket:
+        """Queue it; errors as in `LocalEngine.queue`."""
+        self._decoded = time.perf_counter()
+        deadline = min(self.deadline, self._exchange.arrived + self.call.timeout_s(self._request))
+        self.submission = self._engine.queue(prepared, deadline)
+        self._ticket, self._statistics = self.submission.ticket, self.submission.statistics
+        return self._ticket
+
+    def cancel(self, why: str) -> None:
+        """Its client has left."""
+        if self._ticket is not None:
+            self._engine.batcher.cancel(self._ticket, ClientGone(why))
+
+    def computed(self) -> None:
+        """There are verdicts: what is done from now on is to encode."""
+        self._computed = time.perf_counter()
+
     def write(self, output: AttentionOutput) -> Written:
         """The answer."""
+        return self.call.write(self._request, output)
+
+    def head(self, written: Written, length: int) -> Headers:
+        """The headers of the answer, whose body is `length` bytes, compressed as `written` says. Now it is encoded."""
+        assert self._ticket is not None, "what is answered was queued"
+        ticket = self._ticket
+        decode, queue = self._decoded - self._decoding, ticket.started - ticket.submitted
+        compute, encode = ticket.finished - ticket.started, time.perf_counter() - self._computed
+        self._stages = {"decode": decode, "queue": queue, "compute": compute, "encode": encode}
+        timing = b"decode;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f, encode;dur=%.3f" % (
+            decode * 1e3, queue * 1e3, compute * 1e3, encode * 1e3,
+        )  # fmt: skip
+        headers = written.headers
+        if written.coding:
+            headers = [*headers, (b"content-encoding", written.coding.encode())]
+        return [*headers, (b"content-length", b"%d" % length), (b"server-timing", timing)]
+
+    def answering(self) -> None:
+        """Count it where its model's are, before the caller has the answer, and may ask for the count."""
+        if self._statistics is not None and self._ticket is not None:
+            elapsed_s = time.monotonic() - self._exchange.arrived
+            self._statistics.succeeded(elapsed_s, self._stages, self._ticket.sequences)
+        self._counted = True
+
+    def answered(self) -> None:
+        """Count its stages: all of the answer has been sent."""
+        for stage, seconds in self._stages.items():
+            self._metrics.stage_of[stage].observe(seconds)
+
+    def end(self, *, failed: bool) -> None:
+        """Let go of it, and if it failed before it was answered, count that."""
+        if failed and not self._counted:
+            statistics = self._statistics or self.call.statistics()  # the body may have said whose
+            if statistics is not None:
+                statistics.fail.add(time.monotonic() - self._exchange.arrived)
+        if self._ticket is not None:
+            self._engine.batcher.release(self._ticket)
 
 
 class TensorEndpoint(ABC):
@@ -122,65 +228,45 @@ class TensorEndpoint(ABC):
 
     @abstractmethod
     def call(self, exchange: Exchange, scope: Scope, engine: LocalEngine) -> Call:
-        """How a request is read and answered, by its path and its headers; raises where they are wrong."""
+        """How requests with this path and these headers are read and answered; raises where they are wrong."""
 
-    async def __call__(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or raise an `AttentionError` before the answer has begun."""
+    def engine(self) -> LocalEngine:
+        """What computes now.
+
+        Raises:
+            Draining, NotReady: if nothing does.
+        """
         if self._runtime.draining:
             self._metrics.rejected.labels("draining").inc()
             raise Draining("the service is shutting down; try another replica")
-        engine = self._runtime.engine
-        deadline = deadline_of(exchange, self._runtime.settings)
-        call = self.call(exchange, scope, engine)
-        try:
-            body = await self._runtime.intake.read(exchange, receive, deadline, call.codings)
-            clock = time.perf_counter
-            started = clock()
-            request = await self._read_long(call, body) if call.is_long(body) else call.read(body)
-            decoded = clock()
-            submission = call.submit(request, len(body), deadline)
-            call.statistics = submission.statistics
-            ticket = submission.ticket
-            try:
-                verdicts = await _verdicts(submission, engine, receive)
-                computed = clock()
-                written = call.write(await submission.output(verdicts))
-                del verdicts
-                content, headers = written.content, written.headers
-                lane = self._runtime.intake.lane
-                pieces: list[Piece] = [content] if isinstance(content, bytes) else await lane.collect(content)
-                if written.coding:
-                    pieces = [await compress(pieces, written.coding)]
-                    headers.append((b"content-encoding", written.coding.encode()))
-                encoded = clock()
-                stages = {
-                    "decode": decoded - started,
-                    "queue": ticket.started - ticket.submitted,
-                    "compute": ticket.finished - ticket.started,
-                    "encode": encoded - computed,
-                }
-                timing = ", ".join(f"{stage};dur={seconds * 1e3:.3f}" for stage, seconds in stages.items())
-                length = sum(map(len, pieces))
-                headers += [(b"content-length", str(length).encode()), (b"server-timing", timing.encode())]
-                await send({"type": "http.response.start", "status": 200, "headers": headers})
-                if call.statistics is not None:  # before the caller has its answer, and may ask for them
-                    call.statistics.succeeded(time.monotonic() - exchange.arrived, stages, ticket.sequences)
-                    call.statistics = None
-                await _send(pieces, send)
-            finally:
-                engine.batcher.release(submission.ticket)
-        except BaseException:
-            if call.statistics is not None:
-                call.statistics.fail.add(time.monotonic() - exchange.arrived)
-            raise
-        for stage, seconds in stages.items():
-            self._metrics.stage_of[stage].observe(seconds)
+        return self._runtime.engine
 
-    async def _read_long(self, call: Call, body: bytes) -> Any:
-        """What `call.read` gives, while the event loop goes on."""
-        steps = call.read_in_steps(body)
-        request = None if steps is None else await self._runtime.intake.lane.run(steps)
-        return await asyncio.to_thread(call.read, body) if request is None else request
+    def begin(self, exchange: Exchange, call: Call, engine: LocalEngine) -> Inference:
+        """Begin a request; raises an `AttentionError` where its headers are wrong."""
+        return Inference(exchange, call, engine, self._metrics, deadline_of(exchange, self._runtime.settings))
+
+    async def __call__(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or raise an `AttentionError` before the answer has begun."""
+        engine = self.engine()
+        intake = self._runtime.intake
+        with self.begin(exchange, self.call(exchange, scope, engine), engine) as inference:
+            body = await intake.read(exchange, receive, inference.deadline, inference.call.codings)
+            is_long = inference.call.is_long(body)
+            prepared = await inference.prepare_long(body, intake.lane) if is_long else inference.prepare(body)
+            inference.queue(prepared)
+            verdicts = await _verdicts(inference, receive)
+            inference.computed()
+            written = inference.write(await inference.submission.output(verdicts))
+            del verdicts
+            content = written.content
+            pieces: list[Piece] = [content] if isinstance(content, bytes) else await intake.lane.collect(content)
+            if written.coding:
+                pieces = [await compress(pieces, written.coding)]
+            headers = inference.head(written, sum(map(len, pieces)))
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            inference.answering()
+            await _send(pieces, send)
+            inference.answered()
 
 
 def deadline_of(exchange: Exchange, settings: Settings) -> float:
@@ -222,12 +308,12 @@ class NegotiatedRoute(TensorRoute):
     long_from = LONG_BODY
 
     @abstractmethod
-    def prepare(self, request: Any, engine: LocalEngine) -> Any:
-        """What `submit` takes, from what a decoder made; in the decoder's thread."""
+    def understood(self, request: Any, engine: LocalEngine) -> Any:
+        """What `check` takes, from what a decoder made; in the decoder's thread."""
 
     @abstractmethod
-    def submit(self, prepared: Any, engine: LocalEngine, bytes_in: int, deadline: float) -> Submission:
-        """Queue a request; errors as in `LocalEngine.submit`."""
+    def check(self, request: Any, engine: LocalEngine, bytes_in: int) -> Prepared:
+        """Check what was understood; errors as in `LocalEngine.prepare`."""
 
     def call(self, exchange: Exchange, scope: Scope, engine: LocalEngine) -> Call:
         """See `TensorRoute.call`."""
@@ -284,7 +370,7 @@ class _Negotiated(Call):
     def read(self, body: bytes) -> Any:
         request = self._decoder.decode(body, self._query)
         check_media_type(request.options, self._encoder.media_type)
-        return self._route.prepare(request, self._engine)
+        return self._route.understood(request, self._engine)
 
     def read_in_steps(self, body: bytes) -> Steps[Any] | None:
         decoder = self._decoder
@@ -295,12 +381,12 @@ class _Negotiated(Call):
         if request is None:
             return None
         check_media_type(request.options, self._encoder.media_type)
-        return self._route.prepare(request, self._engine)
+        return self._route.understood(request, self._engine)
 
-    def submit(self, request: Any, bytes_in: int, deadline: float) -> Submission:
-        return self._route.submit(request, self._engine, bytes_in, deadline)
+    def prepare(self, request: Any, bytes_in: int) -> Prepared:
+        return self._route.check(request, self._engine, bytes_in)
 
-    def write(self, output: AttentionOutput) -> Written:
+    def write(self, request: Any, output: AttentionOutput) -> Written:
         media_type = self._encoder.media_type
         is_long = output.nbytes >= LONG_ANSWER
         content = self._encoder.pieces(output) if is_long else self._encoder.encode(output)
@@ -327,17 +413,14 @@ async def _send(pieces: list[Piece], send: Send) -> None:
     await send({"type": "http.response.body", "body": pieces.pop()})
 
 
-Verdicts = list[tuple[Answer, list[int]]]
-
-
-async def _verdicts(submission: Submission, engine: LocalEngine, receive: Receive) -> Verdicts:
+async def _verdicts(inference: Inference, receive: Receive) -> Verdicts:
     """Wait for the verdicts; if some of the work stays queued for long, watch whether the client is still there."""
-    ticket = submission.ticket
-    if not ticket.queued:
+    submission = inference.submission
+    if not submission.ticket.queued:
         return await submission.verdicts()
     loop = asyncio.get_running_loop()
     watchers: list[asyncio.Task[None]] = []
-    timer = loop.call_later(WATCH_AFTER_S, lambda: watchers.append(loop.create_task(_watch(ticket, engine, receive))))
+    timer = loop.call_later(WATCH_AFTER_S, lambda: watchers.append(loop.create_task(_watch(inference, receive))))
     try:
         return await submission.verdicts()
     finally:
@@ -346,10 +429,10 @@ async def _verdicts(submission: Submission, engine: LocalEngine, receive: Receiv
             watcher.cancel()
 
 
-async def _watch(ticket: Ticket, engine: LocalEngine, receive: Receive) -> None:
+async def _watch(inference: Inference, receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-    engine.batcher.cancel(ticket, ClientGone("the client left while its request was queued"))
+    inference.cancel("the client left while its request was queued")
 
 
 # ---- what OpenAPI says of all of them

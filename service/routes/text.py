@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from service.codecs import TEXT_DECODERS
-from service.engine import LocalEngine, Submission, Tokenised
+from service.engine import LocalEngine, Prepared, Tokenised
 from service.messages import TextInput, TextOptions
 from service.routes.tensors import LONG_TEXT, BackendName, ModelName, NegotiatedRoute, Nested, Operation, SparseWeights
 
@@ -89,10 +89,10 @@ class TextRoute(NegotiatedRoute):
         refusals={"404": "There is no such encoder or version."},
     )
 
-    def prepare(self, request: TextInput, engine: LocalEngine) -> Tokenised:
-        """See `NegotiatedRoute.prepare`."""
+    def understood(self, request: TextInput, engine: LocalEngine) -> Tokenised:
+        """See `NegotiatedRoute.understood`."""
         return engine.tokenised(request)
 
-    def submit(self, prepared: Tokenised, engine: LocalEngine, bytes_in: int, deadline: float) -> Submission:
-        """See `NegotiatedRoute.submit`."""
-        return engine.submit_text(prepared, bytes_in, deadline)
+    def check(self, request: Tokenised, engine: LocalEngine, bytes_in: int) -> Prepared:
+        """See `NegotiatedRoute.check`."""
+        return engine.prepare_text(request, bytes_in)

@@ -12,7 +12,7 @@ from service.errors import Forbidden, NotFound, NotReady, Unauthorized
 from service.messages import AttentionOutput
 from service.metrics import package_version
 from service.observe import Exchange, Message, Scope
-from service.routes.infer import InferCall, Prepared
+from service.routes.infer import InferCall, Understood
 from service.routes.tensors import LONG_BODY, LONG_TEXT, Call, TensorEndpoint, Written
 from service.rpc.calls import Calls, Read, RpcExchange, abort, details_of
 from service.rpc.inference_pb2 import (
@@ -40,6 +40,7 @@ from service.rpc.inference_pb2 import (
     ServerReadyResponse,
 )
 from service.rpc.messages import decode, encode, filled, parameters_of, parsed, stream_answer
+from service.statistics import Statistics
 
 SERVICE = "inference.GRPCInferenceService"
 STREAM = f"/{SERVICE}/ModelStreamInfer"
@@ -67,35 +68,44 @@ def handlers(calls: Calls) -> dict[str, Any]:
 
 
 class _Infer(InferCall):
+    """Of one request: which model is asked for stands in the message."""
+
     codings = ()
-    _message: ModelInferRequest | None = None
+
+    def __init__(self, engine: LocalEngine) -> None:
+        super().__init__(engine)
+        self._message: ModelInferRequest | None = None
+        self._statistics: Statistics | None = None
+
+    def statistics(self) -> Statistics | None:
+        return self._statistics
 
     def is_long(self, body: bytes) -> bool:
-        """Whether that is so depends on the model, which the message names."""
-        if LONG_TEXT <= len(body) < LONG_BODY:
-            self._begin(body)
-        return super().is_long(body)
+        if not LONG_TEXT <= len(body) < LONG_BODY:  # then it does not depend on the model
+            return len(body) >= LONG_BODY
+        _, name = self._begin(body)
+        return len(body) >= self.long_from(name)
 
-    def read(self, body: bytes) -> Prepared:
+    def read(self, body: bytes) -> Understood:
         message, name = self._begin(body)
-        return self.prepared(decode(message, name, self.layers))
+        return self.understood(decode(message, name, self.layers_of(name)))
 
     def _begin(self, body: bytes) -> tuple[ModelInferRequest, str]:
-        """The message, and the model that it asks for."""
+        """The message, and the model that it asks for, whose statistics it counts in from now on."""
         if self._message is None:
             self._message = parsed(ModelInferRequest, body)
         name = protocol.name_of(self._message.model_name, self._message.model_version)
-        if self.statistics is None:
-            self.asks_for(name)
+        if self._statistics is None:
+            self._statistics = self._engine.statistics(name)
         return self._message, name
 
-    def write(self, output: AttentionOutput) -> Written:
-        return Written(encode(self._request, output), [])
+    def write(self, request: Understood, output: AttentionOutput) -> Written:
+        return Written(encode(request.asked, output), [])
 
 
 class _Endpoint(TensorEndpoint):
     def call(self, exchange: Exchange, scope: Scope, engine: LocalEngine) -> Call:
-        return _Infer(exchange, engine)
+        return _Infer(engine)
 
 
 class _Methods:

@@ -164,7 +164,7 @@ class Desk:
         if isinstance(request, TextInput):
             encoder = engine.catalog.encoder(request.options.model or "")
             tokenised = Tokenised(request, encoder, asked.tokens or [])
-            return engine.submit_text(tokenised, asked.bytes_in, asked.deadline)
+            return engine.queue(engine.prepare_text(tokenised, asked.bytes_in), asked.deadline)
         return engine.submit(request, asked.bytes_in, asked.deadline)
 
     def _answer(self, link: Link, number: int, future: "asyncio.Future[Verdicts]") -> None:

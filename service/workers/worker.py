@@ -41,12 +41,11 @@ class WorkerProtocol(Protocol):
         self._states[self.place] = State.IDLE
         super().connection_made(transport)
 
-    def on_message_begin(self) -> None:
-        """The first byte of a request has come."""
+    def on_asked(self) -> None:
+        """A request has begun to come."""
         if self._begun == self._answered:
             self._states[self.place] = State.ASKED
         self._begun += 1
-        super().on_message_begin()
 
     def on_answer(self) -> None:
         """The first bytes of an answer are about to be written."""

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -508,6 +509,16 @@ def memory(output):
         for value in answer.values():
             arrays += [value.indices, value.values] if isinstance(value, TopK) else [value]
     return sum(array.nbytes for array in arrays)
+
+
+async def test_what_was_found_of_a_request_is_not_taken_for_what_is_larger_by_its_padding(catalog):
+    """The same options and the same shape of embeddings, one after the other."""
+    plain = ask(tokens(2, 6), form="list", model="heads")
+    padded = replace(plain, padded_to=5)
+    async with Engine(catalog) as engine:
+        sizes = [engine.engine.prepare(request, 100).size for request in (plain, padded, plain, padded)]
+
+    assert sizes == [100 + 4 * 3 * (n * n + n * 5) for n in (2, 5, 2, 5)]
 
 
 async def test_bytes_of_callers_matrices_are_counted_by_their_own_widths(catalog):

@@ -316,6 +316,21 @@ def test_an_encoder_has_no_other_outputs(name: str):
         v2_rest.decode(body, "", "tiny", 12)
 
 
+def test_a_document_that_came_before_asks_for_what_its_model_now_has():
+    """Documents before binary tensors are remembered, but not beyond the model that they were for."""
+    entry = {"name": "text", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": 5}}
+    text = document(entry)
+    body, length = text + b"\x01\0\0\0a", str(len(text))
+
+    for layers in (1, 2, 1):
+        found = v2_rest.decode(body, length, "tiny", layers)
+        assert found.outputs == ("tokens", "lengths", *(f"layers.{i}.weights" for i in range(layers)))
+        assert isinstance(found.attention, TextInput)
+        assert found.attention.texts == ("a",)
+    with pytest.raises(UnknownField):
+        v2_rest.decode(body, length, "tiny")
+
+
 # ---- the caller's own matrices
 
 

@@ -1,0 +1,211 @@
+"""The short way of small requests whose head is, byte for byte, one that came before.
+
+Clients send the same head again and again. What it says is found out once, by the ordinary way, and remembered. Of a
+request with such a head, whose body has come whole with it, only the body is read: no parser, no ASGI, no task. It is
+queued at once, and its answer is written when the queue calls back.
+
+The short way only takes what it can queue. Whatever is out of the ordinary, or wrong, is declined before anything has
+been counted, and takes the ordinary way, which says what there is to be said. The rules are the same objects on both
+ways: `Exchange`, `Access`, `Call`, `Inference`, the queue and `problem_answer`.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from models.errors import AttentionError
+from service.access import guarded
+from service.body import squeezed
+from service.engine import LocalEngine, Verdicts
+from service.errors import ClientGone
+from service.observe import Exchange, Headers, Scope, count, failed, identified, problem_answer
+from service.problems import dialect_of
+from service.routes.base import RawRoutes
+from service.routes.tensors import Call, Inference, TensorRoute
+from service.runtime import Runtime
+
+MOST_HEAD = 2_048
+"""Bytes of a head up to which it is remembered."""
+
+MOST_BODY = 1 << 16
+"""Bytes of a body up to which the short way is taken."""
+
+MOST_COMPUTED = 1 << 14
+"""Bytes of tensors asked for up to which it is: their answer is written, and compressed, in well under 1 ms."""
+
+MOST_HEADS = 256
+"""Heads that are remembered."""
+
+MOST_SEEN = 4_096
+"""Heads of which it is remembered that they came once: most that differ from all others never come again."""
+
+Reply = Callable[[int, Headers, bytes], None]
+"""Writes an answer: status, headers, body."""
+
+PLAIN = ("", "identity")
+UNUSUAL = frozenset({b"connection", b"expect", b"te", b"trailer", b"transfer-encoding", b"upgrade"})
+"""Headers that say how the connection or the body is to be treated."""
+
+
+@dataclass(slots=True)
+class Known:
+    """What is known of every request with one head.
+
+    Attributes:
+        length: bytes of the body.
+        scope: as ASGI has it.
+        route: what takes it.
+        call: how it is read and answered by `engine`, None before that was asked.
+        large: whether an answer was too long for the short way: nobody has to read the next such request twice to see
+            that it is so again.
+    """
+
+    length: int
+    scope: Scope
+    route: TensorRoute
+    engine: LocalEngine | None = None
+    call: Call | None = None
+    large: bool = False
+
+    def begin(self, exchange: Exchange) -> Inference:
+        """Begin a request; errors as in `TensorEndpoint`."""
+        engine = self.route.engine()
+        if self.call is None or self.engine is not engine:
+            self.engine, self.call = engine, self.route.call(exchange, self.scope, engine)
+        return self.route.begin(exchange, self.call, engine)
+
+
+class Shortcut:
+    """The heads that came before, and what becomes of requests that have them."""
+
+    def __init__(self, runtime: Runtime, routes: RawRoutes) -> None:
+        """Serve the tensor routes among `routes`."""
+        self._runtime, self._routes = runtime, routes
+        self._known: dict[bytes, Known] = {}
+        self._seen: set[int] = set()
+
+    def find(self, head: bytes) -> Known | None:
+        """What is known of a head."""
+        return self._known.get(head)
+
+    def learn(self, head: bytes, scope: Scope, length: int) -> None:
+        """Remember a head that came with its whole body, if requests with it can take the short way.
+
+        Args:
+            head: as it came.
+            scope: what it was understood as; such as keeps its connection open.
+            length: bytes that came behind it.
+        """
+        if length > MOST_BODY:
+            return
+        if hash(head) not in self._seen:
+            if len(self._seen) >= MOST_SEEN:
+                self._seen.clear()
+            self._seen.add(hash(head))
+            return
+        headers = dict(scope["headers"])
+        route, parameters = self._routes.find(scope["path"])
+        if (
+            not isinstance(route, TensorRoute)
+            or scope["method"] not in route.methods
+            or headers.get(b"content-length") != str(length).encode()
+            or headers.get(b"content-encoding", b"").decode("latin-1").strip().lower() not in PLAIN
+            or not UNUSUAL.isdisjoint(headers)
+        ):
+            return
+        if len(self._known) >= MOST_HEADS:
+            self._known.clear()
+        kept = {name: scope[name] for name in ("type", "method", "path", "query_string", "headers", "client")}
+        self._known[head] = Known(length, kept | {"path_params": parameters}, route)
+
+    def take(self, known: Known, body: bytes, client: tuple[str, int] | None, reply: Reply) -> "Straight | None":
+        """Queue a request; it calls `reply` later, from the event loop. None if it has to take the ordinary way.
+
+        Args:
+            known: what is known of its head.
+            body: whole.
+            client: its address.
+            reply: writes the answer; not called any more after `Straight.leave`.
+        """
+        runtime = self._runtime
+        if known.large or runtime.draining or runtime.access.limited or not runtime.intake.has_room(len(body)):
+            return None
+        exchange = Exchange(known.scope)
+        exchange.route, exchange.unread = known.route.path, False
+        try:
+            if guarded(known.scope["path"]):
+                runtime.access.caller(exchange, client)
+            inference = known.begin(exchange)
+            if inference.call.is_long(body):
+                return None
+            prepared = inference.prepare(body)
+        except Exception:  # noqa: BLE001 - it is raised again on the ordinary way
+            return None
+        if prepared.size - len(body) > MOST_COMPUTED:
+            known.large = True
+            return None
+        straight = Straight(runtime, known, exchange, inference, reply)
+        runtime.metrics.begun()
+        try:
+            ticket = inference.queue(prepared)
+        except Exception as error:  # noqa: BLE001 - as above
+            asyncio.get_running_loop().call_soon(straight.fail, error)
+        else:
+            ticket.future.add_done_callback(straight.answer)
+        return straight
+
+
+class Straight:
+    """A request that takes the short way, from when it is queued."""
+
+    __slots__ = ("_exchange", "_gone", "_inference", "_known", "_reply", "_runtime")
+
+    def __init__(self, runtime: Runtime, known: Known, exchange: Exchange, inference: Inference, reply: Reply) -> None:
+        self._runtime, self._known = runtime, known
+        self._exchange, self._inference, self._reply = exchange, inference, reply
+        self._gone = False
+
+    def leave(self) -> None:
+        """The client has left: what is queued is not computed, and nobody is told of what was."""
+        self._gone = True
+        self._inference.cancel("the client left before its answer")
+
+    def answer(self, future: "asyncio.Future[Verdicts]") -> None:
+        """The queue has its verdicts, or an error."""
+        if (error := future.exception()) is not None:  # not raised: it would hold this frame, and that the future
+            self.fail(error)
+            return
+        inference = self._inference
+        try:
+            inference.computed()
+            written = inference.write(inference.submission.output_now(future.result()))
+            body = written.content if isinstance(written.content, bytes) else b"".join(written.content)
+            if written.coding:
+                body = squeezed([body], written.coding)
+            headers = inference.head(written, len(body))
+        except Exception as fault:  # noqa: BLE001 - it is answered, and logged if nobody foresaw it
+            self.fail(fault)
+            return
+        inference.answering()
+        self._send(200, headers, body)
+        inference.answered()
+        self._end(failed=False)
+
+    def fail(self, error: BaseException) -> None:
+        """It could not be queued, or computed, or written."""
+        exchange = self._exchange
+        known: AttentionError = failed(error, exchange)
+        if isinstance(known, ClientGone):
+            exchange.status = 499
+        else:
+            self._send(*problem_answer(known, exchange, dialect_of(self._known.scope["path"])))
+        self._end(failed=True)
+
+    def _send(self, status: int, headers: Headers, body: bytes) -> None:
+        self._exchange.status = status
+        if not self._gone:
+            self._reply(status, identified(headers, self._exchange), body)
+
+    def _end(self, *, failed: bool) -> None:
+        self._inference.end(failed=failed)
+        count(self._runtime.metrics, self._exchange, self._known.scope["method"])

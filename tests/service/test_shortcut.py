@@ -1,0 +1,522 @@
+"""The short way answers as the ordinary way does, and takes nothing else."""
+
+import asyncio
+import contextlib
+import gzip
+import json
+from collections.abc import Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+from wire import JSON, SAFETENSORS, bits, safetensors_file
+
+from models.errors import NumericOverflow
+from models.repository import EncoderEntry, write
+from service.app import Service, create_app
+from service.batcher import Batcher
+from service.codecs import DECODERS, ENCODERS
+from service.errors import QueueFull
+from service.http import Protocol
+from service.routes.tensors import LONG_TEXT
+from service.settings import Settings
+from service.shortcut import MOST_BODY, MOST_COMPUTED, MOST_HEADS, MOST_SEEN, Shortcut
+from tests.encoders import draw_weights, make_spec, word_pieces
+
+X = np.linspace(-1, 1, 15, dtype=np.float32).reshape(3, 5)
+ROWS = json.dumps({"inputs": X.tolist()}).encode()
+TENSORS = safetensors_file({"inputs": X})
+V2_JSON = json.dumps({"inputs": [{"name": "inputs", "shape": [3, 5], "datatype": "FP32", "data": X.ravel().tolist()}]})
+V2_HEAD = json.dumps({
+    "inputs": [{"name": "inputs", "shape": [3, 5], "datatype": "FP32", "parameters": {"binary_data_size": 60}}],
+    "parameters": {"binary_data_output": True},
+}).encode()  # fmt: skip
+LESSON = "/v1/attention?model=lesson"
+
+
+def request(path: str, body: bytes, line: str = "POST {path} HTTP/1.1", **headers: str) -> bytes:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    head = [line.format(path=path), "Host: x", *(f"{name}: {value}" for name, value in named.items())]
+    if not {"Transfer-Encoding", "Content-Length"} & named.keys():
+        head.append(f"Content-Length: {len(body)}")
+    return "\r\n".join([*head, "", ""]).encode() + body
+
+
+def infer(model: str, *tensors: tuple[str, str, list[int], list[Any]], size: int = 0, **fields: Any) -> bytes:
+    """A request of the Open Inference Protocol, all JSON, of `size` bytes if it has less."""
+    inputs = [dict(zip(("name", "datatype", "shape", "data"), tensor, strict=True)) for tensor in tensors]
+    return request(f"/v2/models/{model}/infer", json.dumps({"inputs": inputs, **fields}).encode().ljust(size))
+
+
+PLAIN = request(LESSON, ROWS, Content_Type=JSON)
+V2_X = ("inputs", "FP32", [3, 5], X.ravel().tolist())
+V2_TWO = ("inputs", "FP32", [2, 3, 5], [*X.ravel().tolist(), *X.ravel().tolist()])
+V2_TEXT = ("text", "BYTES", [2], ["the cat sat", "cats"])
+V2_OWN = [(f"projections.{name}", "FP32", [5, 2], X.ravel().tolist()[:10]) for name in ("query", "key", "value")]
+SPARSE = [{"name": "weights.values"}, {"name": "weights.indices", "parameters": {"binary_data": True}}]
+
+KINDS = {
+    "json": PLAIN,
+    "no content type": request(LESSON, ROWS),
+    "json, compressed": request(
+        LESSON + "&return=outputs,weights,scores,query,key,value", ROWS, Accept_Encoding="gzip"
+    ),
+    "safetensors": request(LESSON, TENSORS, Content_Type=SAFETENSORS),
+    "json to safetensors": request(LESSON, ROWS, Accept=SAFETENSORS),
+    "a request id": request(LESSON, ROWS, X_Request_Id="mine"),
+    "a deadline": request(LESSON, ROWS, X_Request_Timeout_Ms="20000"),
+    "float16": request(LESSON + "&dtype=float16&return=weights", TENSORS, Content_Type=SAFETENSORS),
+    "v2": request("/v2/models/lesson/infer", V2_JSON.encode()),
+    "v2, binary": request(
+        "/v2/models/lesson/versions/1/infer", V2_HEAD + bits(X), Inference_Header_Content_Length=str(len(V2_HEAD))
+    ),
+    "v2, sparse": infer("lesson", V2_X, outputs=SPARSE, parameters={"top_k": 2}),
+    "v2, of different lengths": infer("lesson", V2_TWO, ("lengths", "INT64", [2], [3, 1])),
+    "v2, one that is padded": infer("lesson", ("inputs", "FP32", [1, 3, 5], V2_X[3]), ("lengths", "INT64", [1], [2])),
+    "v2, own matrices": infer("projections", V2_X, *V2_OWN),
+    "v2, texts": infer("tiny", V2_TEXT),
+    "v2, texts, binary": infer("tiny", V2_TEXT, parameters={"binary_data_output": True}),
+    "text": request("/v1/text/attention?model=tiny", json.dumps({"text": "the cat"}).encode()),
+}
+
+UNUSUAL = {
+    "chunked": request(LESSON, b"%x\r\n%b\r\n0\r\n\r\n" % (len(ROWS), ROWS), Transfer_Encoding="chunked"),
+    "compressed": request(LESSON, gzip.compress(ROWS, mtime=0), Content_Encoding="gzip"),
+    "to be closed": request(LESSON, ROWS, Connection="close"),
+    "to be continued": request(LESSON, ROWS, Expect="100-continue"),
+    "HTTP/1.0": request(LESSON, ROWS, "POST {path} HTTP/1.0"),
+    "another method": request(LESSON, ROWS, "PUT {path} HTTP/1.1"),
+    "no tensors": request("/v1/models", b"", "GET {path} HTTP/1.1"),
+    "unknown": request("/v1/nothing", ROWS),
+    "a long head": request(LESSON, ROWS, X_Long="x" * 4_000),
+    "a long body": request(LESSON, ROWS + b" " * MOST_BODY),
+    "a long answer": request(LESSON, safetensors_file({"inputs": np.zeros((MOST_COMPUTED // 256, 5), np.float32)}),
+                             Content_Type=SAFETENSORS),
+    "a long text": request("/v1/text/attention?model=tiny&layers=0", b'{"text": "the"}'.ljust(LONG_TEXT)),
+    "a long text, v2": infer("tiny", V2_TEXT, size=LONG_TEXT),
+}  # fmt: skip
+
+WRONG = {
+    "no JSON": request(LESSON, b"{" + b" " * 20),
+    "a wrong width": request(LESSON, json.dumps({"inputs": [[1.0, 2.0]]}).encode()),
+    "no such model": request("/v1/attention?model=nobody", ROWS),
+    "no such model, v2": request("/v2/models/nobody/infer", V2_JSON.encode()),
+    "no such option": request("/v1/attention?modell=lesson", ROWS),
+    "an unknown media type": request(LESSON, ROWS, Content_Type="text/plain"),
+    "no acceptable format": request(LESSON, ROWS, Accept="text/html"),
+    "text for a layer": infer("lesson", V2_TEXT),
+    "embeddings for an encoder": infer("tiny", V2_X),
+    "a wrong length": infer("lesson", V2_TWO, ("lengths", "INT64", [2], [3, 4])),
+    "a wrong deadline": request(LESSON, ROWS, X_Request_Timeout_Ms="soon"),
+}
+
+
+class Ordinary(Protocol):
+    """A connection without the short way."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._shortcut = None
+
+
+class Spy(Shortcut):
+    """Counts what it takes."""
+
+    taken = 0
+
+    def take(self, *args: Any) -> Any:
+        straight = super().take(*args)
+        self.taken += straight is not None
+        return straight
+
+
+class Bench:
+    """An application that has loaded, in a loop that runs when it is told to."""
+
+    def __init__(self, runner: asyncio.Runner, app: Service) -> None:
+        self.runner, self.app = runner, app
+        self.renew()
+
+    def renew(self) -> None:
+        """Know no heads."""
+        self.spy = Spy(self.app.runtime, self.app._raw)
+        self.app.shortcut = self.spy
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.app.runtime.metrics.registry.get_sample_value(f"attention_{name}", labels) or 0
+
+    @property
+    def ended(self) -> float:
+        """Requests that were counted when they ended."""
+        (family,) = self.app.runtime.metrics.requests.collect()
+        return sum(sample.value for sample in family.samples if sample.name.endswith("_total"))
+
+    @asynccontextmanager
+    async def listening(self, protocol: type[Protocol] = Protocol) -> Any:
+        config = uvicorn.Config(self.app, log_config=None, lifespan="off")
+        config.load()
+        state = ServerState()
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: protocol(config, state, {}), "127.0.0.1", 0)
+        try:
+            yield server.sockets[0].getsockname()[1], state
+        finally:
+            server.close()
+            for connection in list(state.connections):
+                connection.transport.abort()
+            await server.wait_closed()
+
+    def replies(self, *requests: bytes, protocol: type[Protocol] = Protocol) -> list[Any]:
+        """What is answered to requests on one connection, each sent when the one before is answered."""
+
+        async def run() -> list[Any]:
+            found: list[Any] = []
+            async with self.listening(protocol) as (port, _):
+                while len(found) < len(requests):
+                    async with dialled(port) as (reader, writer):
+                        for sent in requests[len(found) :]:
+                            writer.write(sent)
+                            found.append(await reply_of(reader))
+                            if found[-1][1].get("connection") == "close":
+                                break
+            return found
+
+        return self.runner.run(asyncio.wait_for(run(), 30))
+
+
+@asynccontextmanager
+async def dialled(port: int) -> Any:
+    """A connection, closed in the end."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+async def reply_of(reader: asyncio.StreamReader) -> tuple[str, dict[str, str], bytes]:
+    lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+    headers = dict(line.split(": ", 1) for line in lines[1:] if line)
+    if lines[0].split()[1] == "100":
+        return await reply_of(reader)
+    return lines[0], headers, await reader.readexactly(int(headers["content-length"]))
+
+
+def comparable(reply: Any, *, given_id: bool = False) -> Any:
+    """A reply without what differs from one request to the next."""
+    line, headers, body = reply
+    volatile = {"server-timing"} | (set() if given_id else {"x-request-id"})
+    if headers.get("content-type", "").endswith("json") and not given_id:
+        body = body.replace(headers["x-request-id"].encode(), b"")
+    return line, [(name, value) for name, value in headers.items() if name not in volatile], body
+
+
+@pytest.fixture(scope="module")
+def loaded(artifacts: Any) -> Iterator[tuple[asyncio.Runner, Service]]:
+    folder = artifacts.parent / f"{artifacts.name}-encoder"
+    spec = make_spec()
+    write(folder, EncoderEntry(spec, draw_weights(spec), word_pieces(), ""))
+    with asyncio.Runner() as runner:
+        app = create_app(Settings(artifacts=artifacts, device="cpu", model_repository=folder))
+
+        async def start() -> None:
+            app.runtime.start()
+            await app.runtime.loaded()
+
+        runner.run(start())
+        yield runner, app
+        runner.run(app.runtime.stop())
+
+
+@pytest.fixture
+def bench(loaded: Any) -> Bench:
+    return Bench(*loaded)
+
+
+def settled(bench: Bench) -> bool:
+    """Whether all that was received has been counted, once, and nothing is held."""
+    received = bench.metric("requests_received_total")
+    held = [bench.metric(name) for name in ("requests_in_progress", "inflight_bytes", "inflight_tokens")]
+    return received == bench.ended and held == [0, 0, 0]
+
+
+# ---- what it takes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_that_came_twice_is_answered_the_short_way_and_the_same(bench: Bench, kind: str):
+    """Byte for byte, but for the request id and the times."""
+    sent = KINDS[kind]
+    (expected,) = bench.replies(sent, protocol=Ordinary)
+    before = bench.metric("requests_received_total")
+
+    found = bench.replies(*[sent] * 5)
+
+    assert bench.spy.taken == 3, "the first is the first of its kind, and so perhaps the last; of the second is learnt"
+    given_id = kind == "a request id"
+    assert {comparable(reply, given_id=given_id)[0] for reply in found} == {"HTTP/1.1 200 OK"}
+    for reply in found:
+        assert comparable(reply, given_id=given_id) == comparable(expected, given_id=given_id)
+        assert [part.split(";")[0] for part in reply[1]["server-timing"].split(", ")] == [
+            "decode", "queue", "compute", "encode",
+        ]  # fmt: skip
+    if not given_id:
+        assert len({headers["x-request-id"] for _, headers, _ in found}) == 5
+    assert bench.metric("requests_received_total") == before + 5
+    assert settled(bench)
+
+
+def test_stages_statistics_and_durations_are_counted_as_on_the_ordinary_way(bench: Bench):
+    statistics = bench.app.runtime.engine.catalog.layer("lesson").statistics
+
+    def counts() -> list[float]:
+        stages = [bench.metric("stage_duration_seconds_count", stage=stage) for stage in ("decode", "encode")]
+        route = bench.metric("request_duration_seconds_count", route="/v1/attention")
+        return [*stages, route, statistics.success.count, statistics.inferences]
+
+    bench.replies(PLAIN, PLAIN)
+    before = counts()
+    bench.replies(*[PLAIN] * 7)
+
+    assert bench.spy.taken == 7
+    assert counts() == [count + 7 for count in before]
+
+
+def test_what_comes_behind_a_request_waits_for_its_answer(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    """Sent without waiting, in any pieces: the answers come in order, and none is lost."""
+    bodies = [json.dumps({"inputs": (X + i).tolist()}).encode().ljust(2_000) for i in range(6)]
+    sent = [request(LESSON, body) for body in bodies]
+    expected = [reply[2] for reply in bench.replies(*sent, protocol=Ordinary)]
+    rest = b"".join(sent[1:])
+
+    async def run(pieces: list[bytes]) -> list[bytes]:
+        taken = bench.spy.taken
+        async with bench.listening() as (port, _), dialled(port) as (reader, writer):
+            with monkeypatch.context() as held:
+                held.setattr(Batcher, "_dispatch", lambda _: None)
+                writer.write(sent[0])
+                while bench.spy.taken == taken:
+                    await asyncio.sleep(0.001)
+                for piece in pieces:
+                    writer.write(piece)
+                    await asyncio.sleep(0.005)
+            bench.app.runtime.engine.batcher._dispatch()  # type: ignore[attr-defined]
+            return [(await reply_of(reader))[2] for _ in sent]
+
+    bench.replies(*sent[:2])
+    for size in (len(rest), len(sent[1]), 3_000, 900):
+        pieces = [rest[i : i + size] for i in range(0, len(rest), size)]
+        assert bench.runner.run(asyncio.wait_for(run(pieces), 30)) == expected
+    assert settled(bench)
+
+
+# ---- what it leaves to the ordinary way
+
+
+@pytest.mark.parametrize("kind", UNUSUAL)
+def test_what_is_unusual_takes_the_ordinary_way(bench: Bench, kind: str):
+    sent = UNUSUAL[kind]
+    (expected,) = bench.replies(sent, protocol=Ordinary)
+
+    found = bench.replies(*[sent] * 4)
+
+    assert bench.spy.taken == 0
+    assert [comparable(reply) for reply in found] == [comparable(expected)] * 4
+    assert settled(bench)
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_what_is_wrong_is_said_by_the_ordinary_way(bench: Bench, kind: str):
+    """And counted once."""
+    sent = WRONG[kind]
+    (expected,) = bench.replies(sent, protocol=Ordinary)
+
+    found = bench.replies(*[sent] * 4)
+
+    assert bench.spy.taken == 0
+    assert int(expected[0].split()[1]) >= 400
+    assert [comparable(reply) for reply in found] == [comparable(expected)] * 4
+    assert settled(bench)
+
+
+def test_a_body_that_does_not_come_with_its_head_takes_the_ordinary_way(bench: Bench):
+    bench.replies(PLAIN, PLAIN)
+
+    async def run() -> Any:
+        async with bench.listening() as (port, _), dialled(port) as (reader, writer):
+            for piece in (PLAIN[:-10], PLAIN[-10:]):
+                writer.write(piece)
+                await asyncio.sleep(0.02)
+            return await reply_of(reader)
+
+    assert bench.runner.run(run())[0] == "HTTP/1.1 200 OK"
+    assert bench.spy.taken == 0
+
+
+def test_keys_are_looked_at_each_time_and_rates_by_the_ordinary_way(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    access = bench.app.runtime.access
+    bench.replies(PLAIN, PLAIN)
+    monkeypatch.setattr(access, "_keys", ["no digest at all"])
+
+    assert bench.replies(PLAIN)[0][0] == "HTTP/1.1 401 Unauthorized"
+    monkeypatch.undo()
+    monkeypatch.setattr(type(access), "limited", True)
+    assert bench.replies(PLAIN)[0][0] == "HTTP/1.1 200 OK"
+    assert bench.spy.taken == 0
+
+
+def test_what_was_understood_of_a_head_is_not_what_its_model_was(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    """A model may go, and another come under its name, while the head is remembered."""
+    catalog, sent = bench.app.runtime.engine.catalog, KINDS["v2"]
+    monkeypatch.setattr(catalog, "models", {**catalog.models})
+    bench.replies(sent, sent)
+    assert bench.replies(sent)[0][0] == "HTTP/1.1 200 OK"
+
+    catalog.models["lesson"] = catalog.models["tiny"]
+    assert bench.replies(sent)[0][0] == "HTTP/1.1 400 Bad Request"
+    texts = infer("lesson", V2_TEXT)
+    assert {reply[0] for reply in bench.replies(texts, texts, texts)} == {"HTTP/1.1 200 OK"}
+
+    del catalog.models["lesson"]
+    assert {reply[0] for reply in bench.replies(sent, texts)} == {"HTTP/1.1 404 Not Found"}
+    assert bench.spy.taken == 2
+    assert settled(bench)
+
+
+def test_who_asks_for_long_answers_is_not_read_twice_each_time(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    sent = UNUSUAL["a long answer"]
+    decoder, read = DECODERS[SAFETENSORS], []
+    decode = decoder.decode
+    monkeypatch.setattr(decoder, "decode", lambda *args: read.append(1) or decode(*args))
+
+    bench.replies(*[sent] * 6)
+
+    assert len(read) == 7, "only of the first that was tried it had to be found out"
+
+
+def test_a_draining_service_refuses_by_the_ordinary_way(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    bench.replies(PLAIN, PLAIN)
+    monkeypatch.setattr(bench.app.runtime, "_closing", True)
+
+    ((line, headers, _),) = bench.replies(PLAIN)
+
+    assert line == "HTTP/1.1 503 Service Unavailable"
+    assert headers["connection"] == "close"
+    assert bench.spy.taken == 0
+
+
+def test_there_is_no_short_way_where_pages_of_other_origins_are_answered(settings: Settings):
+    """Their answers have headers that are added to all of them."""
+    assert create_app(settings.model_copy(update={"cors_origins": ("https://example.org",)})).shortcut is None
+
+
+# ---- what fails on it
+
+
+def test_a_request_that_the_queue_refuses_is_answered_and_counted_once(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    bench.replies(PLAIN, PLAIN)
+
+    def full(*_: Any) -> Any:
+        raise QueueFull("no room", retry_after_s=3)
+
+    monkeypatch.setattr(Batcher, "submit", full)
+    (expected,) = bench.replies(PLAIN, protocol=Ordinary)
+    ((line, headers, body),) = bench.replies(PLAIN)
+
+    assert bench.spy.taken == 1
+    assert comparable((line, headers, body)) == comparable(expected)
+    assert (line, headers["retry-after"]) == ("HTTP/1.1 503 Service Unavailable", "3")
+    assert json.loads(body)["instance"] == headers["x-request-id"]
+    assert settled(bench)
+
+
+@pytest.mark.parametrize(
+    ("fault", "status"), [(NumericOverflow("too large"), 422), (RuntimeError("unforeseen"), 500)], ids=["known", "not"]
+)
+def test_what_goes_wrong_later_is_answered_too(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, fault: Exception, status: int
+):
+    statistics = bench.app.runtime.engine.catalog.layer("lesson").statistics
+    bench.replies(PLAIN, PLAIN)
+
+    def broken(_: Any) -> bytes:
+        raise fault
+
+    monkeypatch.setattr(ENCODERS[JSON], "encode", broken)
+    failed = statistics.fail.count
+    (expected,) = bench.replies(PLAIN, protocol=Ordinary)
+    found = bench.replies(PLAIN, PLAIN)
+
+    assert bench.spy.taken == 2
+    assert [comparable(reply) for reply in found] == [comparable(expected)] * 2
+    assert f" {status} " in expected[0]
+    assert statistics.fail.count == failed + 3
+    assert settled(bench)
+
+
+def test_a_client_that_leaves_is_counted_and_what_it_asked_for_dropped(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    bench.replies(PLAIN, PLAIN)
+    labels = {"route": "/v1/attention", "method": "POST", "status": "499", "outcome": "cancelled"}
+    before = bench.metric("requests_total", **labels)
+    monkeypatch.setattr(Batcher, "_dispatch", lambda _: None)
+
+    async def run() -> None:
+        async with bench.listening() as (port, state), dialled(port) as (_, writer):
+            writer.write(PLAIN)
+            while not bench.spy.taken:
+                await asyncio.sleep(0.01)
+            writer.close()
+            while state.connections or bench.metric("requests_in_progress"):
+                await asyncio.sleep(0.01)
+
+    bench.runner.run(asyncio.wait_for(run(), 20))
+
+    assert bench.metric("requests_total", **labels) == before + 1
+    assert settled(bench)
+
+
+def test_a_server_that_stops_answers_first_and_says_that_it_closes(bench: Bench):
+    bench.replies(PLAIN, PLAIN)
+
+    async def run() -> Any:
+        async with bench.listening() as (port, state), dialled(port) as (reader, writer):
+            writer.write(PLAIN)
+            while not bench.spy.taken:
+                await asyncio.sleep(0)
+            (connection,) = state.connections
+            connection.shutdown()
+            return await reply_of(reader), await reader.read()
+
+    (line, headers, _), rest = bench.runner.run(asyncio.wait_for(run(), 20))
+
+    assert line == "HTTP/1.1 200 OK"
+    assert headers["connection"] == "close"
+    assert rest == b""
+
+
+# ---- what it remembers
+
+
+def scope_of(path: str = "/v1/attention", **headers: str) -> dict[str, Any]:
+    named = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    return {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": named, "client": None}
+
+
+def test_what_is_remembered_is_bounded(bench: Bench):
+    """Heads that never come again, because there is something new in each, cost no more than a number."""
+    shortcut = Shortcut(bench.app.runtime, bench.app._raw)
+    heads = [str(i).encode() for i in range(2 * MOST_SEEN)]
+    for head in heads:
+        shortcut.learn(head, scope_of(content_length="3"), 3)
+    assert not any(map(shortcut.find, heads))
+    assert len(shortcut._seen) <= MOST_SEEN
+
+    for head in heads[: 3 * MOST_HEADS]:
+        shortcut.learn(head, scope_of(content_length="3"), 3)
+        shortcut.learn(head, scope_of(content_length="3"), 3)
+    assert 0 < len(shortcut._known) <= MOST_HEADS
