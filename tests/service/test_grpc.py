@@ -416,7 +416,7 @@ def broken(change: Callable[[Any], Any]) -> Any:
     [
         (lambda m: m.raw_input_contents.append(b""), "there are 1 inputs, but 2 raw_input_contents: one for each"),
         (lambda m: m.inputs[0].contents.fp32_contents.append(1), "give contents or raw ones, not both"),
-        (lambda m: m.inputs[0].shape.append(2), "60 raw bytes, but [3, 5, 2] of FP32 takes 120"),
+        (lambda m: m.inputs[0].shape.append(2), "raw contents: 60 bytes, but [3, 5, 2] of FP32 takes 120"),
         (lambda m: m.inputs[0].shape.append(-1), "expected a list of sizes"),
         (lambda m: setattr(m.inputs[0], "datatype", "INT8"), "expected FP32 or FP16 or FP64, got 'INT8'"),
         (lambda m: setattr(m.inputs[0], "name", "input"), "no such input; did you mean 'inputs'?"),
