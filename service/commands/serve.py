@@ -38,11 +38,11 @@ def serve(
     """
     settings = load_settings(host=host, port=port, backend=backend, device=device, workers=workers)
     logs.set_up(settings)
-    if not settings.signing_key:
-        log.warning("exercises are signed with a published key, and can be forged; set ATTENTION_SIGNING_KEY")
     console = Console(highlight=False, soft_wrap=True)
 
     def on_ready(url: str, rpc: str) -> None:
+        if not settings.signing_key:  # said only now: who cannot listen is told of that alone
+            log.warning("exercises are signed with a published key, and can be forged; set ATTENTION_SIGNING_KEY")
         if rpc:
             console.print(f"Open Inference Protocol over gRPC at {rpc}", markup=False)
         console.print(f"[bold]Self-attention service ready at {url}[/bold]\n")
