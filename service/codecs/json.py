@@ -16,7 +16,6 @@ from service.codecs import json_answer
 from service.codecs.base import (
     FLOATS,
     OPTION_NAMES,
-    PROJECTION_NAMES,
     TENSOR_FIELDS,
     assemble,
     check_count,
@@ -27,7 +26,7 @@ from service.codecs.base import (
 )
 from service.codecs.cut_json import fields_in_steps
 from service.codecs.fast_json import fast_fields
-from service.codecs.nested import is_tensor, mask, matrix, tensor
+from service.codecs.nested import each_projection, is_tensor, mask, matrix, tensor
 from service.codecs.strict_json import body_options, escaped, json_object, json_type
 from service.errors import UnknownField, WrongType
 from service.lane import Steps
@@ -153,12 +152,4 @@ def _bias(value: Any, pointer: str) -> F32:
 def _projections(value: Any) -> Projections | None:
     if value is None:
         return None
-    if not isinstance(value, dict):
-        raise WrongType.at("/projections", f"expected an object of query, key and value, got {json_type(value)}")
-    for name in value:
-        if name not in PROJECTION_NAMES:
-            raise UnknownField.at(f"/projections/{escaped(name)}", f"no such matrix; {nearest(name, PROJECTION_NAMES)}")
-    for name in PROJECTION_NAMES:
-        if name not in value:
-            raise ShapeMismatch.at(f"/projections/{name}", "the matrix is missing")
-    return Projections(*(_sequence(value[name], f"/projections/{name}") for name in PROJECTION_NAMES))
+    return Projections(*(_sequence(each, f"/projections/{name}") for name, each in each_projection(value).items()))

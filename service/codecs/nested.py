@@ -9,7 +9,7 @@ import numpy as np
 
 from models.errors import InvalidInput, ShapeMismatch
 from models.types import F64, Bool
-from service.codecs.base import nearest, reshaped
+from service.codecs.base import PROJECTION_NAMES, nearest, reshaped
 from service.codecs.strict_json import escaped, json_type
 from service.errors import UnknownField, WrongType
 
@@ -74,6 +74,23 @@ def matrix(value: Any, pointer: str) -> F64:
             except OverflowError:  # an integer beyond float64
                 result[i, j] = math.inf if item > 0 else -math.inf
     return result
+
+
+def each_projection(value: Any) -> dict[str, Any]:
+    """The caller's own matrices by name, not read yet.
+
+    Raises:
+        InvalidInput: if they are no object, or one is missing or unknown.
+    """
+    if not isinstance(value, dict):
+        raise WrongType.at("/projections", f"expected an object of query, key and value, got {json_type(value)}")
+    for name in value:
+        if name not in PROJECTION_NAMES:
+            raise UnknownField.at(f"/projections/{escaped(name)}", f"no such matrix; {nearest(name, PROJECTION_NAMES)}")
+    for name in PROJECTION_NAMES:
+        if name not in value:
+            raise ShapeMismatch.at(f"/projections/{name}", "the matrix is missing")
+    return {name: value[name] for name in PROJECTION_NAMES}
 
 
 def is_tensor(value: Any) -> bool:

@@ -12,14 +12,13 @@ from models.types import F64, Array, Bool
 from service.codecs.base import (
     FLOATS,
     OPTION_NAMES,
-    PROJECTION_NAMES,
     TENSOR_FIELDS,
     merged,
     nearest,
     option_names,
     query_options,
 )
-from service.codecs.nested import is_tensor, mask, matrix, tensor
+from service.codecs.nested import each_projection, is_tensor, mask, matrix, tensor
 from service.codecs.strict_json import body_options, escaped, json_object, json_type
 from service.errors import ConflictingFields, InvalidOption, TooLarge, UnknownField, WrongType
 from service.tutor.problem import MOST_TOKENS
@@ -164,16 +163,9 @@ def _inputs(value: Any) -> F64 | None:
 def _projections(value: Any) -> dict[str, F64] | None:
     if value is None:
         return None
-    if not isinstance(value, dict):
-        raise WrongType.at("/projections", f"expected an object of query, key and value, got {json_type(value)}")
-    for name in value:
-        if name not in PROJECTION_NAMES:
-            raise UnknownField.at(f"/projections/{escaped(name)}", f"no such matrix; {nearest(name, PROJECTION_NAMES)}")
     found = {}
-    for name in PROJECTION_NAMES:
-        if name not in value:
-            raise ShapeMismatch.at(f"/projections/{name}", "the matrix is missing")
-        found[name] = _numbers(value[name], f"/projections/{name}")
+    for name, each in each_projection(value).items():
+        found[name] = _numbers(each, f"/projections/{name}")
         if found[name].ndim != 2 or not found[name].size:
             raise ShapeMismatch.at(
                 f"/projections/{name}", f"its shape is {list(found[name].shape)}, expected [d, columns]"
