@@ -22,6 +22,9 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+SCREENS = [("light", 1280), ("dark", 1280), ("light", 320), ("dark", 320)]
+"""Schemes and widths that a page is tried with."""
+
 WATCH = """
 window.violations = [];
 document.addEventListener("securitypolicyviolation", (e) => violations.push(`${e.violatedDirective} ${e.blockedURI}`));

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from browsing import ARTIFACTS, CHROMIUM, SCREENS, chromium
+from playwright.sync_api import Browser
 from wire import JSON, call
 
 from tests.conftest import ROOT
-from tests.service.test_page_in_browser import ARGUMENTS, ARTIFACTS, CHROMIUM, SCREENS
 
 SCRIPT = ROOT / "docs/examples/head_view.py"
 TEXT = "The cat sat on the <b>😀</b> & café."
@@ -129,10 +129,8 @@ def test_the_picture_of_the_documents_shows_each_token_looking_at_the_one_before
 def browser() -> Iterator[Browser]:
     if not CHROMIUM.exists():
         pytest.skip(f"no {CHROMIUM}")
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield chromium
-        chromium.close()
+    with chromium() as running:
+        yield running
 
 
 @pytest.mark.browser

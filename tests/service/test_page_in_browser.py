@@ -5,10 +5,8 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from browsing import ARTIFACTS, MARKS, WATCH, chromium
+from browsing import ARTIFACTS, MARKS, SCREENS, WATCH, chromium
 from playwright.sync_api import Browser, Page, expect
-
-SCREENS = [("light", 1280), ("dark", 1280), ("light", 320), ("dark", 320)]
 
 pytestmark = MARKS
 

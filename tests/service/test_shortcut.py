@@ -217,8 +217,8 @@ def comparable(reply: Any, *, given_id: bool = False) -> Any:
 
 
 @pytest.fixture(scope="module")
-def loaded(artifacts: Any) -> Iterator[tuple[asyncio.Runner, Service]]:
-    folder = artifacts.parent / f"{artifacts.name}-encoder"
+def loaded(artifacts: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[asyncio.Runner, Service]]:
+    folder = tmp_path_factory.mktemp("repository")
     spec = make_spec()
     write(folder, EncoderEntry(spec, draw_weights(spec), word_pieces(), ""))
     with asyncio.Runner() as runner:

@@ -1,19 +1,16 @@
 """The page of an explanation in a real Chromium."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from browsing import MARKS, SCREENS, chromium
+from playwright.sync_api import Browser
 
 from service.tutor.explain import explain
 from service.tutor.render.base import Look
 from service.tutor.render.html import HtmlRenderer
 from tests.problems_at_hand import drawn, lesson
 
-CHROMIUM = Path("/usr/bin/chromium")
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
-SCREENS = [("light", 1280), ("dark", 1280), ("light", 320), ("dark", 320)]
 CASES = {
     "lesson": lesson(is_causal=True),
     "whole": drawn(whole=True, k=2, heads=2),
@@ -21,18 +18,13 @@ CASES = {
     "large": drawn(n=16, d=16, k=16, v=16),
 }
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"no {CHROMIUM}"),
-]
+pytestmark = MARKS
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield chromium
-        chromium.close()
+    with chromium() as running:
+        yield running
 
 
 @pytest.mark.parametrize(
