@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,6 +16,9 @@ from models.repository import EncoderEntry, write
 from service.settings import Settings
 from tests import parity_table
 from tests.encoders import draw_weights, make_spec, word_pieces
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 ROOT = Path(__file__).parent.parent
 
@@ -25,6 +29,17 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("ATTENTION_") or name == "PORT":
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="module")  # not session: while Playwright runs, asyncio.run() fails in this thread
+def browser() -> Iterator["Browser"]:
+    """A real Chromium."""
+    from browsing import CHROMIUM, chromium  # most suites do without Playwright
+
+    if not CHROMIUM.exists():
+        pytest.skip(f"no {CHROMIUM}")
+    with chromium() as running:
+        yield running
 
 
 @pytest.fixture

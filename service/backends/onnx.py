@@ -33,7 +33,7 @@ SESSIONS = 24
 
 TILE_FROM = 512
 """Tokens from which a sequence is computed in tiles, which threads may share; twice as many where there is one narrow
-head. They then cost one thread a few hundredths at most, but a third where 512 tokens have one head of 64."""
+head. They then cost one thread less than a tenth, but a third where 512 tokens have one head of 64."""
 
 WIDE_HEAD = 256
 """Numbers of a query and of a key from which a head is wide."""

@@ -5,12 +5,10 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browsing import ARTIFACTS, CHROMIUM, SCREENS, chromium
-from playwright.sync_api import Browser
+from browsing import ARTIFACTS, SCREENS
 from wire import JSON, call
 
 from tests.conftest import ROOT
@@ -123,14 +121,6 @@ def test_the_picture_of_the_documents_shows_each_token_looking_at_the_one_before
 
 
 # ---- in a browser
-
-
-@pytest.fixture(scope="module")  # not session: while Playwright runs, asyncio.run() fails in this thread
-def browser() -> Iterator[Browser]:
-    if not CHROMIUM.exists():
-        pytest.skip(f"no {CHROMIUM}")
-    with chromium() as running:
-        yield running
 
 
 @pytest.mark.browser

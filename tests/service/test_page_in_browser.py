@@ -2,19 +2,12 @@
 
 import json
 import re
-from collections.abc import Iterator
 
 import pytest
-from browsing import ARTIFACTS, MARKS, SCREENS, WATCH, chromium
-from playwright.sync_api import Browser, Page, expect
+from browsing import ARTIFACTS, MARKS, SCREENS, WATCH
+from playwright.sync_api import Page, expect
 
 pytestmark = MARKS
-
-
-@pytest.fixture(scope="module")  # not session: while Playwright runs, asyncio.run() fails in this thread
-def browser() -> Iterator[Browser]:
-    with chromium() as running:
-        yield running
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import exercise_double
 import pytest
-from browsing import ARTIFACTS, MARKS, chromium, host, violations, visiting
+from browsing import ARTIFACTS, MARKS, host, violations, visiting
 from conftest import Server, start_server
-from playwright.sync_api import Browser, Frame, Page, expect
+from playwright.sync_api import Frame, Page, expect
 from wire import until
 
 ROOT = Path(__file__).parents[3]
@@ -53,12 +53,6 @@ STRICT = (
     "default-src 'none'; script-src {service}; style-src 'none'; connect-src {service}; base-uri 'none'; "
     "require-trusted-types-for 'script'"
 )
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

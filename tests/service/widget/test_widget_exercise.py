@@ -5,18 +5,12 @@ from collections.abc import Iterator
 
 import exercise_double
 import pytest
-from browsing import ARTIFACTS, MARKS, chromium, violations, visiting
-from playwright.sync_api import Browser, Locator, Page, expect
+from browsing import ARTIFACTS, MARKS, violations, visiting
+from playwright.sync_api import Locator, Page, expect
 
 SCREENS = [("light", 1100), ("dark", 1100), ("light", 320), ("dark", 320)]
 
 pytestmark = MARKS
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as running:
-        yield running
 
 
 @pytest.fixture

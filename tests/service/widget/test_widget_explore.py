@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browsing import ARTIFACTS, MARKS, chromium, violations, visiting
-from playwright.sync_api import Browser, Page, expect
+from browsing import ARTIFACTS, MARKS, violations, visiting
+from playwright.sync_api import Page, expect
 
 from service.tutor.problem import Problem
 from service.tutor.steps import STEPS, shown, steps_of, work
@@ -17,12 +17,6 @@ ROOT = Path(__file__).parents[3]
 SCREENS = [("light", 1100), ("dark", 1100), ("light", 320), ("dark", 320)]
 
 pytestmark = MARKS
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as running:
-        yield running
 
 
 @pytest.fixture

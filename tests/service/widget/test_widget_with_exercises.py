@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from browsing import ARTIFACTS, MARKS, chromium, violations, visiting
-from playwright.sync_api import Browser, Page, expect
+from browsing import ARTIFACTS, MARKS, violations, visiting
+from playwright.sync_api import Page, expect
 
 from service.tutor.exercise import Exercise
 from service.tutor.exercises import exercise_of
@@ -14,12 +14,6 @@ from service.tutor.signing import Signer
 from service.tutor.steps import shown
 
 pytestmark = MARKS
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as running:
-        yield running
 
 
 @pytest.fixture

@@ -1,10 +1,7 @@
 """The page of an explanation in a real Chromium."""
 
-from collections.abc import Iterator
-
 import pytest
-from browsing import MARKS, SCREENS, chromium
-from playwright.sync_api import Browser
+from browsing import MARKS, SCREENS
 
 from service.tutor.explain import explain
 from service.tutor.render.base import Look
@@ -19,12 +16,6 @@ CASES = {
 }
 
 pytestmark = MARKS
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as running:
-        yield running
 
 
 @pytest.mark.parametrize(
