@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,8 @@ from service.settings import DEFAULT_REPOSITORY, MIB, Settings
 from service.statistics import Statistics
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,17 +130,7 @@ class Catalog:
             NotFound: naming what there is.
             NotInstalled: if it is one of `CHECKPOINTS`; the error says how to install it.
         """
-        base, _, version = name.partition("@")
-        versions = self.models.get(base)
-        if versions is None and base in CHECKPOINTS:
-            command = f"attention models get {base}"
-            detail = f"{base} is not installed. Run `{command}`, then restart the service, or load the model into it"
-            raise NotInstalled(detail, FieldError("/model", detail), retry_after_s=60)
-        if versions is None:
-            raise NotFound.at("/model", f"there is no model {base!r}; {nearest(base, self.models)}")
-        if version and version not in versions:
-            raise NotFound.at("/model", f"{base!r} has no version {version!r}; it has {', '.join(versions)}")
-        return versions[version] if version else next(reversed(versions.values()))
+        return named(name, self.models)
 
     def info(self, backend: str, name: str, version: str) -> BackendInfo:
         """What answers as `name` and `version` are computed with on a backend."""
@@ -171,6 +163,21 @@ def repository_folder(settings: Settings) -> Path | None:
     """The model repository, or None where that is the default one and nobody has made it."""
     folder = settings.model_repository
     return None if folder == DEFAULT_REPOSITORY and not folder.exists() else folder
+
+
+def named(name: str, there: Mapping[str, Mapping[str, T]]) -> T:
+    """Of entries or models by name and version, the one called `name` or `name@version`; see `Catalog.find`."""
+    base, _, version = name.partition("@")
+    versions = there.get(base)
+    if versions is None and base in CHECKPOINTS:
+        command = f"attention models get {base}"
+        detail = f"{base} is not installed. Run `{command}`, then restart the service, or load the model into it"
+        raise NotInstalled(detail, FieldError("/model", detail), retry_after_s=60)
+    if versions is None:
+        raise NotFound.at("/model", f"there is no model {base!r}; {nearest(base, there)}")
+    if version and version not in versions:
+        raise NotFound.at("/model", f"{base!r} has no version {version!r}; it has {', '.join(versions)}")
+    return versions[version or [*versions][-1]]
 
 
 def available(settings: Settings) -> tuple[list[Entry], list[BrokenEntry]]:
@@ -210,18 +217,28 @@ def load_catalog(settings: Settings, metrics: Metrics) -> Catalog:
         metrics.backend_info.labels(info.name, info.device, info.provider, info.dtype).set(1)
     catalog = Catalog(device, backends)
     entries, catalog.broken = available(settings)
-    for entry in sorted(entries, key=lambda e: (e.spec.name, _natural(e.spec.version))):
+    entries.sort(key=lambda e: (e.spec.name, _natural(e.spec.version)))
+    there: dict[str, dict[str, Entry]] = {}
+    for entry in entries:
+        there.setdefault(entry.spec.name, {})[entry.spec.version] = entry
+    _require_default(settings, there, catalog)  # before the seconds that loading takes
+    for entry in entries:
         _load(catalog, entry, metrics)
     _load_projections(catalog, metrics)
     for broken in catalog.broken:
         log.warning("model repository: %s is not served: %s", broken.origin, broken.reason)
+    _require_default(settings, catalog.models, catalog)
+    return catalog
+
+
+def _require_default(settings: Settings, there: Mapping[str, Mapping[str, object]], catalog: Catalog) -> None:
+    """Of entries or models by name and version, the default one must be there."""
     try:
-        catalog.find(settings.default_model)
+        named(settings.default_model, there)
     except NotFound as error:
         unserved = [*catalog.failures, *(f"{broken.origin}: {broken.reason}" for broken in catalog.broken)]
         why = f" (not served: {'; '.join(unserved)})" if unserved else ""
         raise ConfigurationError(f"ATTENTION_DEFAULT_MODEL={settings.default_model}: {error}{why}") from error
-    return catalog
 
 
 def _natural(version: str) -> list[tuple[int, str]]:

@@ -130,7 +130,8 @@ def started_service(
     """Start this service.
 
     Args:
-        folder: with the models in `repository`; exported graphs are kept in `artifacts`.
+        folder: with the models in `repository`; exported graphs are kept in `artifacts`, unless ATTENTION_ARTIFACTS
+            names a folder.
         device: `ATTENTION_DEVICE`.
         workers: `ATTENTION_WORKERS`; 0 does not set it.
         environment: more variables, on top of these.
@@ -141,7 +142,7 @@ def started_service(
     port = free_port()
     variables = {
         "ATTENTION_MODEL_REPOSITORY": str(folder / "repository"),
-        "ATTENTION_ARTIFACTS": str(folder / "artifacts"),
+        "ATTENTION_ARTIFACTS": os.environ.get("ATTENTION_ARTIFACTS", str(folder / "artifacts")),
         "ATTENTION_DEVICE": device,
         "ATTENTION_LOG_LEVEL": "warning",
     }

@@ -20,9 +20,9 @@ import pytest
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 import tritonclient.http as rest
-from conftest import ROOT, Server, start_server
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
+from running import ROOT, Server, start_server
 from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as theirs
 from tritonclient.grpc.auth import BasicAuth

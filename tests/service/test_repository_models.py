@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from conftest import start_server
+from running import start_server
 from wire import JSON, call
 
 from models.reference import self_attention

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import start_server
 from fakes import BrokenRunner, FakeRunner, GatedRunner, Panic, unit
+from running import start_server
 from wire import JSON, attend, call
 
 from models.errors import InvalidInput

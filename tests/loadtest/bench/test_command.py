@@ -9,6 +9,8 @@ import pytest
 from loadtest.bench.__main__ import CONCURRENCIES, parser, plan_of
 from loadtest.bench.results import load
 
+pytestmark = pytest.mark.usefixtures("exported")
+
 ROOT = Path(__file__).parents[3]
 
 

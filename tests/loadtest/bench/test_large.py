@@ -12,6 +12,8 @@ from loadtest.bench.generator import Result
 from loadtest.bench.http import Failed
 from loadtest.bench.large import KINDS, Report, Waits, large_request, main, table, waits
 
+pytestmark = pytest.mark.usefixtures("exported")
+
 ROOT = Path(__file__).parents[3]
 
 

@@ -15,17 +15,20 @@ from loadtest.bench.sharing import WARM_UP, Case, line, main, measure
 from loadtest.bench.work import Layer, write_repository
 from tests.loadtest.bench.answering import answering
 
+pytestmark = pytest.mark.usefixtures("exported")
+
 ROOT = Path(__file__).parents[3]
 SMALL = Case(Layer(64), 32, "outputs,weights", causal=True)
 TIMED = "Server-Timing: decode;dur=9, compute;dur=2\r\n"
 
 
 @pytest.fixture(scope="module")
-def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+def port(tmp_path_factory: pytest.TempPathFactory, artifacts: Path) -> Iterator[int]:
     """A service with one compute slot."""
     folder = tmp_path_factory.mktemp("sharing")
     write_repository(folder / "repository", [SMALL.layer])
-    with started_service(folder, "cpu", 1, {sharing.THREADS: "1"}) as server:
+    variables = {sharing.THREADS: "1", "ATTENTION_ARTIFACTS": str(artifacts)}
+    with started_service(folder, "cpu", 1, variables) as server:
         yield server.port
 
 

@@ -9,7 +9,7 @@ from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
-from conftest import empty_repository
+from running import empty_repository
 from safetensors.numpy import load_file, save_file
 
 ROOT = Path(__file__).parent.parent.parent.parent

@@ -1,0 +1,83 @@
+"""A service that really runs, for the tests that start one of their own."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def empty_repository(artifacts: Path) -> Path:
+    """A model repository without models, beside this run's graphs: no test sees the models of whoever runs it."""
+    folder = artifacts.parent / "empty-repository"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@dataclass
+class Server:
+    """A service in a process of its own.
+
+    Attributes:
+        url: where it listens.
+        grpc: where it listens for gRPC; empty where it does not.
+        process: the process; stopping it is the fixture's work unless the test is about that.
+    """
+
+    url: str
+    process: "subprocess.Popen[str]"
+    reader: threading.Thread
+    grpc: str = ""
+
+    def stop(self, number: int = signal.SIGTERM, timeout: float = 60) -> int:
+        """Signal it, and wait for its exit code."""
+        self.process.send_signal(number)
+        return self.wait(timeout)
+
+    def wait(self, timeout: float = 60) -> int:
+        """Wait for its exit code."""
+        code = self.process.wait(timeout)
+        self.reader.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+
+def start_server(artifacts: Path, **environment: str) -> Server:
+    """Start `attention serve` on a free loopback port and wait until it is ready."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_") and name != "PORT"}
+    clean |= {
+        "ATTENTION_ARTIFACTS": str(artifacts),
+        "ATTENTION_MODEL_REPOSITORY": str(empty_repository(artifacts)),
+        "ATTENTION_DEVICE": "cpu",
+        "ATTENTION_WORKERS": "1",
+        "PYTHONUNBUFFERED": "1",
+        **environment,
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "service", "serve", "--port", "0"],
+        cwd=ROOT,
+        env=clean,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    seen = []
+    grpc = ""
+    for line in process.stdout:
+        seen.append(line)
+        if "gRPC at " in line:
+            grpc = line.rpartition("gRPC at ")[2].strip()
+        if "ready at " in line:
+            url = line.rpartition("ready at ")[2].strip()
+            # Whoever reads nothing lets the pipe fill up, and the server with it.
+            reader = threading.Thread(target=process.stdout.read, daemon=True)
+            reader.start()
+            return Server(url, process, reader, grpc)
+    process.stdout.close()
+    raise AssertionError(f"the server ended with {process.wait(10)}:\n{''.join(seen)}")
