@@ -11,7 +11,7 @@ from models.repository import EncoderEntry, write
 from service.settings import Settings
 from tests import parity_table
 from tests.encoders import draw_weights, make_spec, word_pieces
-from tests.running import ROOT, Server, empty_repository, start_server
+from tests.serving import ROOT, Server, empty_repository, start_server
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from running import ROOT, empty_repository
+from serving import ROOT, empty_repository
 
 from models.types import ALL_TENSOR_NAMES, SequenceInput
 from service.backends import BACKENDS

@@ -21,7 +21,7 @@ from urllib.parse import urlencode
 import numpy as np
 import pytest
 import zstandard
-from running import ROOT, Server, start_server
+from serving import ROOT, Server, start_server
 from wire import (
     JSON,
     NPY,

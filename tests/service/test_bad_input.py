@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zstandard
-from running import Server
+from serving import Server
 from wire import JSON, NPY, PROBLEM, SAFETENSORS, attend, call, npy, npy_of, safetensors_file, safetensors_of
 
 pytestmark = pytest.mark.server

@@ -10,7 +10,7 @@ from xml.etree.ElementTree import fromstring
 import numpy as np
 import pytest
 from PIL import Image
-from running import Server, start_server
+from serving import Server, start_server
 from wire import JSON, PROBLEM, Reply, call, metrics_of, tensor_object, total
 
 from models.encoder_reference import encode

@@ -22,7 +22,7 @@ import tritonclient.grpc.aio as triton_aio
 import tritonclient.http as rest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
-from running import ROOT, Server, start_server
+from serving import ROOT, Server, start_server
 from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as theirs
 from tritonclient.grpc.auth import BasicAuth

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from running import Server, start_server
+from serving import Server, start_server
 from wire import JSON, NPY, PROBLEM, Reply, attend, bits, call, connect, npy, send
 
 pytestmark = pytest.mark.server

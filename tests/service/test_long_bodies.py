@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 import pytest
 import zstandard
-from running import Server
+from serving import Server
 from wire import JSON, NPY, NPZ, SAFETENSORS, attend, bits, call, decode_json, npy, tensor_object
 
 TOKENS = 1_500

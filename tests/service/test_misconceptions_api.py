@@ -1,7 +1,7 @@
 """The named mistakes over HTTP."""
 
 import pytest
-from running import Server
+from serving import Server
 from wire import JSON, PROBLEM, call
 
 from service.tutor.misconceptions import MISCONCEPTIONS

@@ -10,7 +10,7 @@ import jsonschema
 import numpy as np
 import openapi_spec_validator
 import pytest
-from running import Server
+from serving import Server
 from wire import JSON, NPY, NPZ, PROBLEM, SAFETENSORS, Reply, attend, call, npy
 
 from models.types import TENSOR_NAMES

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import Server
+from serving import Server
 from wire import JSON, PROBLEM, Reply, call
 
 from service.tutor.quiz import MOST_SEED, QUESTIONS, TOPICS, Quiz

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from running import start_server
+from serving import start_server
 from wire import JSON, call
 
 from models.reference import self_attention

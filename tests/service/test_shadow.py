@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fakes import BrokenRunner, FakeRunner, GatedRunner, Panic, unit
-from running import start_server
+from serving import start_server
 from wire import JSON, attend, call
 
 from models.errors import InvalidInput

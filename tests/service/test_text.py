@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from running import Server, start_server
+from serving import Server, start_server
 from wire import JSON, NPZ, SAFETENSORS, Reply, attend, bits, call, from_tensor_object
 
 from models.encoder_reference import encode

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
-from running import ROOT, Server, start_server
+from serving import ROOT, Server, start_server
 from tritonclient.http.auth import BasicAuth
 from tritonclient.utils import InferenceServerException
 from wire import JSON, SAFETENSORS, Reply, asgi, attend, bits, call, safetensors_file

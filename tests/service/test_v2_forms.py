@@ -14,7 +14,7 @@ import tritonclient.grpc as grpc_client
 import tritonclient.grpc.aio as grpc_aio
 import tritonclient.http as http_client
 import tritonclient.http.aio as http_aio
-from running import Server, start_server
+from serving import Server, start_server
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from wire import JSON, SAFETENSORS, Reply, bits, call, safetensors_file

@@ -9,8 +9,8 @@ from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
-from running import empty_repository
 from safetensors.numpy import load_file, save_file
+from serving import empty_repository
 
 ROOT = Path(__file__).parent.parent.parent.parent
 

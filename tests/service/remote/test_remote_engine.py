@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
-from running import empty_repository
+from serving import empty_repository
 
 from models.types import SequenceInput
 from service.batcher import Limits

@@ -9,7 +9,7 @@ import exercise_double
 import pytest
 from browsing import ARTIFACTS, MARKS, host, violations, visiting
 from playwright.sync_api import Frame, Page, expect
-from running import Server, start_server
+from serving import Server, start_server
 from wire import until
 
 ROOT = Path(__file__).parents[3]

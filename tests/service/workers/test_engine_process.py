@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from running import ROOT, Server, start_server
+from serving import ROOT, Server, start_server
 from wire import (
     JSON,
     NPY,
