@@ -1,4 +1,4 @@
-"""What every answer of `POST /v1/attention` must satisfy, whatever the weights of the model.
+"""What every answer with attention in it must satisfy, whatever the weights of the model.
 
 Pure. A load test that does not look at answers rewards a service for being wrong quickly.
 """
@@ -7,7 +7,7 @@ import base64
 import binascii
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,15 +15,23 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from loadtest.payloads import Payload
+from loadtest.payloads import HEADER_LENGTH, Format, Payload
+from loadtest.wire import Answer
 
 Array = npt.NDArray[Any]
+Body = bytes | bytearray
 
 ROW_SUM_TOLERANCE: Final = 1e-4
 """How far the sum of a row of float32 weights may be from 1."""
 
 _JSON_DTYPES: Final = {"float16": "<f2", "float32": "<f4", "float64": "<f8"}
 _HEADER_LENGTH: Final = struct.Struct("<Q")
+_MEDIA_TYPES: Final[dict[Format, str]] = {
+    "json": "application/json",
+    "base64": "application/json",
+    "safetensors": "application/x-safetensors",
+    "v2": "application/octet-stream",
+}
 
 
 class WrongAnswer(Exception):
@@ -31,13 +39,13 @@ class WrongAnswer(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _Attention:
     outputs: Array  # (n, d_v)
     weights: Array  # (n, n) or (heads, n, n)
     fully_masked_rows: tuple[int, ...]
 
 
-def check_answer(payload: Payload, content_type: str, body: bytes) -> None:
+def check_answer(payload: Payload, answer: Answer) -> None:
     """Check that an answer fits its request.
 
     Outputs are finite and (n, d_v). Weights are finite, not negative, (n, n) or (heads, n, n), and every row sums to
@@ -46,23 +54,57 @@ def check_answer(payload: Payload, content_type: str, body: bytes) -> None:
 
     Args:
         payload: the request.
-        content_type: the answer's Content-Type.
-        body: the answer's body, not compressed.
+        answer: to it, with status 200 and not compressed.
 
     Raises:
         WrongAnswer: at the first thing that is wrong.
     """
-    answer = _read(payload, content_type, body)
-    _check_shapes(payload, answer)
-    for name, tensor in (("outputs", answer.outputs), ("weights", answer.weights)):
-        if not np.isfinite(tensor).all():
-            place = _first(~np.isfinite(tensor))
-            raise WrongAnswer(f"{name}{place} is {tensor[tuple(place)]}, which is not finite")
-    _check_masked_rows(payload, answer)
-    _check_weights(payload, answer)
+    found = _read(payload, answer)
+    _check_shapes(payload, found)
+    check_finite("outputs", found.outputs)
+    check_finite("weights", found.weights)
+    _check_masked_rows(payload, found)
+    check_weights(found.weights, zero_rows=payload.fully_masked_rows, causal=payload.causal)
 
 
-def _check_shapes(payload: Payload, answer: _Answer) -> None:
+def check_finite(name: str, tensor: Array) -> None:
+    """Check that there is no NaN and no infinity.
+
+    Raises:
+        WrongAnswer: with the place of the first.
+    """
+    if not np.isfinite(tensor).all():
+        place = _first(~np.isfinite(tensor))
+        raise WrongAnswer(f"{name}{place} is {tensor[tuple(place)]}, which is not finite")
+
+
+def check_weights(weights: Array, *, zero_rows: Sequence[int] = (), causal: bool = False) -> None:
+    """Check that every row of finite weights, (..., n, n), is a distribution over what it may see.
+
+    Args:
+        weights: to check.
+        zero_rows: rows that need not sum to 1.
+        causal: whether row i sees columns 0..i only.
+
+    Raises:
+        WrongAnswer: with the first row that is not.
+    """
+    if (weights < 0).any():
+        place = _first(weights < 0)
+        raise WrongAnswer(f"weights{place} is {weights[tuple(place)]}, which is negative")
+    sums = weights.sum(axis=-1, dtype=np.float64)  # (..., n)
+    off = np.abs(sums - 1) > ROW_SUM_TOLERANCE  # (..., n)
+    off[..., list(zero_rows)] = False
+    if off.any():
+        place = _first(off)
+        raise WrongAnswer(f"weights{place} sum to {sums[tuple(place)]:.6g}, expected 1 within {ROW_SUM_TOLERANCE:g}")
+    future = np.triu(weights, 1)
+    if causal and future.any():
+        place = _first(future != 0)
+        raise WrongAnswer(f"weights{place} is {weights[tuple(place)]:.6g}, but a causal row sees no later column")
+
+
+def _check_shapes(payload: Payload, answer: _Attention) -> None:
     n, shape = payload.n, answer.weights.shape
     square = shape[-2:] == (n, n)
     if payload.heads is None:
@@ -80,7 +122,7 @@ def _check_shapes(payload: Payload, answer: _Answer) -> None:
         raise WrongAnswer(f"outputs have shape {list(shape)}, expected [{n}][{width or 'd_v'}]")
 
 
-def _check_masked_rows(payload: Payload, answer: _Answer) -> None:
+def _check_masked_rows(payload: Payload, answer: _Attention) -> None:
     rows = answer.fully_masked_rows
     if rows != payload.fully_masked_rows:
         raise WrongAnswer(f"fully_masked_rows is {list(rows)}, expected {list(payload.fully_masked_rows)}")
@@ -89,38 +131,23 @@ def _check_masked_rows(payload: Payload, answer: _Answer) -> None:
             raise WrongAnswer(f"row {row} is fully masked, but its weights or its outputs are not all 0")
 
 
-def _check_weights(payload: Payload, answer: _Answer) -> None:
-    weights = answer.weights
-    if (weights < 0).any():
-        place = _first(weights < 0)
-        raise WrongAnswer(f"weights{place} is {weights[tuple(place)]}, which is negative")
-    sums = weights.sum(axis=-1, dtype=np.float64)  # (..., n)
-    off = np.abs(sums - 1) > ROW_SUM_TOLERANCE  # (..., n)
-    off[..., list(payload.fully_masked_rows)] = False
-    if off.any():
-        place = _first(off)
-        raise WrongAnswer(f"weights{place} sum to {sums[tuple(place)]:.6g}, expected 1 within {ROW_SUM_TOLERANCE:g}")
-    future = np.triu(weights, 1)
-    if payload.causal and future.any():
-        place = _first(future != 0)
-        raise WrongAnswer(f"weights{place} is {weights[tuple(place)]:.6g}, but a causal row sees no later column")
-
-
 def _first(where: Array) -> list[int]:
     """Indices of the first true element."""
     return [int(i) for i in np.argwhere(where)[0]]
 
 
-def _read(payload: Payload, content_type: str, body: bytes) -> _Answer:
-    media_type = content_type.partition(";")[0].strip().lower()
-    expected = "application/x-safetensors" if payload.format == "safetensors" else "application/json"
+def _read(payload: Payload, answer: Answer) -> _Attention:
+    media_type = answer.header("Content-Type").partition(";")[0].strip().lower()
+    expected = _MEDIA_TYPES[payload.format]
     if media_type != expected:
         raise WrongAnswer(f"the answer is {media_type or 'of no media type'}, expected {expected}")
-    return _read_safetensors(body) if payload.format == "safetensors" else _read_json(payload, body)
+    if payload.format == "v2":
+        return _read_v2(answer.body, answer.header(HEADER_LENGTH))
+    return _read_safetensors(answer.body) if payload.format == "safetensors" else _read_json(payload, answer.body)
 
 
-def _read_json(payload: Payload, body: bytes) -> _Answer:
-    document = _load_json(body, "the answer")
+def _read_json(payload: Payload, body: Body) -> _Attention:
+    document = load_json(body, "the answer")
     tensors = {}
     for name in ("outputs", "weights"):
         if name not in document:
@@ -129,11 +156,16 @@ def _read_json(payload: Payload, body: bytes) -> _Answer:
         if isinstance(value, dict) != (payload.format == "base64"):
             expected = "a base64 tensor object" if payload.format == "base64" else "numbers"
             raise WrongAnswer(f"{name} is {'an object' if isinstance(value, dict) else 'not one'}, expected {expected}")
-        tensors[name] = _tensor_object(name, value) if isinstance(value, dict) else _numbers(name, value)
-    return _Answer(tensors["outputs"], tensors["weights"], _rows(document.get("fully_masked_rows", [])))
+        tensors[name] = _tensor_object(name, value) if isinstance(value, dict) else numbers(name, value)
+    return _Attention(tensors["outputs"], tensors["weights"], _rows(document.get("fully_masked_rows", [])))
 
 
-def _numbers(name: str, value: object) -> Array:
+def numbers(name: str, value: object) -> Array:
+    """An array of nested lists of numbers.
+
+    Raises:
+        WrongAnswer: if they are not rectangular, or hold something else.
+    """
     try:
         array: Array = np.array(value)
     except ValueError as error:
@@ -155,11 +187,11 @@ def _tensor_object(name: str, value: Mapping[str, Any]) -> Array:
     return _from_bytes(name, raw, _JSON_DTYPES[dtype], shape)
 
 
-def _read_safetensors(body: bytes) -> _Answer:
+def _read_safetensors(body: Body) -> _Attention:
     if len(body) < _HEADER_LENGTH.size:
         raise WrongAnswer(f"the answer has {len(body)} bytes, too few for safetensors")
     start = _HEADER_LENGTH.size + _HEADER_LENGTH.unpack_from(body)[0]
-    header = _load_json(body[_HEADER_LENGTH.size : start], "the safetensors header")
+    header = load_json(body[_HEADER_LENGTH.size : start], "the safetensors header")
     tensors = {}
     for name in ("outputs", "weights"):
         entry = header.get(name)
@@ -173,17 +205,40 @@ def _read_safetensors(body: bytes) -> _Answer:
             case offsets:
                 raise WrongAnswer(f"{name} has data_offsets {offsets}, outside the {len(body) - start} bytes there are")
         tensors[name] = _from_bytes(name, raw, "<f4", entry.get("shape"))
-    metadata = header.get("__metadata__", {})
+    rows = _told_rows("__metadata__", header.get("__metadata__", {}))
+    return _Attention(tensors["outputs"], tensors["weights"], rows)
+
+
+def _read_v2(body: Body, header_length: str) -> _Attention:
+    if not header_length.isdecimal() or int(header_length) > len(body):
+        raise WrongAnswer(f"{HEADER_LENGTH} is {header_length!r} of {len(body)} bytes")
+    start = int(header_length)
+    document = load_json(body[:start], "the JSON part")
+    tensors = {}
+    for entry in document.get("outputs", []):
+        name, size = str(entry.get("name")), entry.get("parameters", {}).get("binary_data_size")
+        if entry.get("datatype") != "FP32" or not isinstance(size, int):
+            raise WrongAnswer(f"{name} is not a binary tensor of FP32")
+        tensors[name] = _from_bytes(name, body[start : start + size], "<f4", entry.get("shape"))
+        start += size
+    if list(tensors) != ["outputs", "weights"] or start != len(body):
+        raise WrongAnswer(
+            f"the answer has {', '.join(tensors) or 'no tensors'}, and {len(body) - start} bytes after them"
+        )
+    return _Attention(tensors["outputs"], tensors["weights"], _told_rows("parameters", document.get("parameters", {})))
+
+
+def _told_rows(place: str, metadata: object) -> tuple[int, ...]:
+    """`fully_masked_rows` where metadata are strings of JSON."""
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise WrongAnswer("__metadata__ holds something that is not a string")
+        raise WrongAnswer(f"{place} holds something that is not a string")
     try:
-        rows = orjson.loads(metadata.get("fully_masked_rows", "[]"))
+        return _rows(orjson.loads(metadata.get("fully_masked_rows", "[]")))
     except orjson.JSONDecodeError as error:
-        raise WrongAnswer("fully_masked_rows in __metadata__ is not JSON") from error
-    return _Answer(tensors["outputs"], tensors["weights"], _rows(rows))
+        raise WrongAnswer(f"fully_masked_rows in {place} is not JSON") from error
 
 
-def _from_bytes(name: str, raw: bytes, dtype: str, shape: object) -> Array:
+def _from_bytes(name: str, raw: Body, dtype: str, shape: object) -> Array:
     if not isinstance(shape, list) or not all(isinstance(size, int) and size >= 0 for size in shape):
         raise WrongAnswer(f"{name} has shape {shape!r}, expected a list of sizes")
     expected = math.prod(shape) * np.dtype(dtype).itemsize
@@ -192,7 +247,12 @@ def _from_bytes(name: str, raw: bytes, dtype: str, shape: object) -> Array:
     return np.frombuffer(raw, dtype).reshape(shape)
 
 
-def _load_json(text: bytes, what: str) -> dict[str, Any]:
+def load_json(text: Body, what: str) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        WrongAnswer: if `what` is not one.
+    """
     try:
         document = orjson.loads(text)
     except orjson.JSONDecodeError as error:

@@ -1,4 +1,4 @@
-"""What callers send: seeded bodies for `POST /v1/attention`, in lengths like those of real traffic.
+"""What callers send: seeded embeddings for `POST /v1/attention` and its twin of the Open Inference Protocol.
 
 Pure: the same arguments give the same bytes, on every machine.
 """
@@ -8,7 +8,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +16,19 @@ import orjson
 
 Array32 = npt.NDArray[np.float32]
 Lengths = npt.NDArray[np.int64]
-Format = Literal["json", "base64", "safetensors"]
+Format = Literal["json", "base64", "safetensors", "v2"]
 
 FORMATS: Final[tuple[Format, ...]] = get_args(Format)
 PATH: Final = "/v1/attention"
+HEADER_LENGTH: Final = "Inference-Header-Content-Length"
+"""Of the Open Inference Protocol: how long the JSON part of a body is, before its binary tensors."""
 
 LENGTH_MU: Final = 3.9
-"""Mean of ln(tokens): half of the sequences have at most e^3.9, about 49, tokens."""
+"""Mean of ln(tokens): half of the sequences have at most e^3.9, about 49, tokens.
+
+Assumed, not measured of this service's callers, of whom nothing is known: one-sided lengths with a long tail, as those
+of sentences and paragraphs are, of the size of a few sentences. `--tokens` sends what yours send.
+"""
 LENGTH_SIGMA: Final = 0.8
 """Standard deviation of ln(tokens)."""
 SHORTEST: Final = 8
@@ -194,12 +200,12 @@ def make_payload(form: Format, model: Model, inputs: Array32, *, causal: bool = 
     """
     if inputs.ndim != 2 or inputs.shape[0] < 1 or inputs.shape[1] != model.embed_dim:
         raise ValueError(f"inputs have shape {inputs.shape}, {model.name} takes (n, {model.embed_dim})")
-    make = {"json": _json, "base64": _base64, "safetensors": _safetensors}[form]
-    path, media_type, body = make(model, np.ascontiguousarray(inputs, "<f4"), causal)
+    make = {"json": _json, "base64": _base64, "safetensors": _safetensors, "v2": _v2}[form]
+    path, headers, body = make(model, np.ascontiguousarray(inputs, "<f4"), causal)
     return Payload(
         path=path,
         # identity: what is measured is attention, not gzip.
-        headers={"Content-Type": media_type, "Accept": media_type, "Accept-Encoding": "identity"},
+        headers={**headers, "Accept-Encoding": "identity"},
         body=body,
         n=inputs.shape[0],
         embed_dim=model.embed_dim,
@@ -230,19 +236,38 @@ def write_safetensors(tensors: Mapping[str, Array32]) -> bytes:
     return b"".join((struct.pack("<Q", len(text)), text, *parts))
 
 
-def _json(model: Model, inputs: Array32, causal: bool) -> tuple[str, str, bytes]:
+def _both_ways(media_type: str) -> dict[str, str]:
+    return {"Content-Type": media_type, "Accept": media_type}
+
+
+def _json(model: Model, inputs: Array32, causal: bool) -> tuple[str, dict[str, str], bytes]:
     # orjson writes the shortest decimals that read back as the same float32: about 11 bytes a number.
     fields = {"model": model.name, "is_causal": causal, "inputs": inputs}
-    return PATH, "application/json", orjson.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY)
+    return PATH, _both_ways("application/json"), orjson.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def _base64(model: Model, inputs: Array32, causal: bool) -> tuple[str, str, bytes]:
+def _base64(model: Model, inputs: Array32, causal: bool) -> tuple[str, dict[str, str], bytes]:
     data = base64.b64encode(inputs.tobytes()).decode("ascii")
     tensor = {"shape": list(inputs.shape), "dtype": "float32", "data": data}
     fields = {"model": model.name, "is_causal": causal, "encoding": "base64", "inputs": tensor}
-    return PATH, "application/json", orjson.dumps(fields)
+    return PATH, _both_ways("application/json"), orjson.dumps(fields)
 
 
-def _safetensors(model: Model, inputs: Array32, causal: bool) -> tuple[str, str, bytes]:
+def _safetensors(model: Model, inputs: Array32, causal: bool) -> tuple[str, dict[str, str], bytes]:
     options = urlencode({"model": model.name, "is_causal": "true" if causal else "false"})
-    return f"{PATH}?{options}", "application/x-safetensors", write_safetensors({"inputs": inputs})
+    body = write_safetensors({"inputs": inputs})
+    return f"{PATH}?{options}", _both_ways("application/x-safetensors"), body
+
+
+def _v2(model: Model, inputs: Array32, causal: bool) -> tuple[str, dict[str, str], bytes]:
+    # https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md: a JSON part,
+    # then the tensors it names, back to back; a header says where the one ends and the other begins.
+    tensor = {"name": "inputs", "shape": list(inputs.shape), "datatype": "FP32"}
+    fields = {
+        "inputs": [tensor | {"parameters": {"binary_data_size": inputs.nbytes}}],
+        "outputs": [{"name": name, "parameters": {"binary_data": True}} for name in ("outputs", "weights")],
+        "parameters": {"is_causal": causal},
+    }
+    text = orjson.dumps(fields)
+    headers = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(text))}
+    return f"/v2/models/{quote(model.name)}/infer", headers, text + inputs.tobytes()

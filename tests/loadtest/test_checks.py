@@ -8,13 +8,15 @@ import pytest
 from safetensors.numpy import save
 
 from loadtest.checks import WrongAnswer, check_answer
-from loadtest.payloads import FORMATS, Model, make_payload
+from loadtest.payloads import FORMATS, HEADER_LENGTH, Model, make_payload
+from loadtest.wire import Answer
 
 N, EMBED_DIM, HEAD_DIM = 6, 8, 4
 MEDIA_TYPES = {
     "json": "application/json",
     "base64": "application/json; charset=utf-8",
     "safetensors": "application/x-safetensors",
+    "v2": "application/octet-stream",
 }
 
 
@@ -38,21 +40,43 @@ def attention(heads=1, *, causal=False, masked_rows=()):
     return outputs.astype(np.float32), (weights if heads > 1 else weights[0]).astype(np.float32)
 
 
+def answer_of(media_type, body, **headers):
+    """A 200 with this body; `x_y=…` is the header X-Y."""
+    lines = ["HTTP/1.1 200 OK", f"content-type: {media_type}", f"content-length: {len(body)}"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    return Answer(200, "\r\n".join(lines).encode(), body)
+
+
+def v2_answer(text, data=b"", length=None):
+    """An answer of the Open Inference Protocol; `length` is what it says that its JSON part has."""
+    said = {HEADER_LENGTH.replace("-", "_"): len(text) if length is None else length}
+    return answer_of(MEDIA_TYPES["v2"], text + data, **said)
+
+
 def encode(form, outputs, weights, masked_rows=None):
+    """What a service that computed these would answer."""
     tensors = {"outputs": np.ascontiguousarray(outputs), "weights": np.ascontiguousarray(weights)}
     rows = {} if masked_rows is None else {"fully_masked_rows": masked_rows}
+    told = {name: orjson.dumps(value).decode() for name, value in rows.items()}
     if form == "safetensors":
-        return save(tensors, metadata={name: orjson.dumps(value).decode() for name, value in rows.items()})
+        return answer_of(MEDIA_TYPES[form], save(tensors, metadata=told))
+    if form == "v2":
+        entries = [
+            {"name": name, "datatype": "FP32", "shape": t.shape, "parameters": {"binary_data_size": t.nbytes}}
+            for name, t in tensors.items()
+        ]
+        text = orjson.dumps({"model_name": "small", "parameters": {"backend": "onnx", **told}, "outputs": entries})
+        return v2_answer(text, b"".join(t.tobytes() for t in tensors.values()))
     if form == "base64":
         tensors = {
             name: {"shape": t.shape, "dtype": str(t.dtype), "data": base64.b64encode(t.tobytes()).decode()}
             for name, t in tensors.items()
         }
-    return orjson.dumps({**tensors, **rows}, option=orjson.OPT_SERIALIZE_NUMPY)
+    return answer_of(MEDIA_TYPES[form], orjson.dumps({**tensors, **rows}, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
 def check(request, outputs, weights, masked_rows=None):
-    check_answer(request, MEDIA_TYPES[request.format], encode(request.format, outputs, weights, masked_rows))
+    check_answer(request, encode(request.format, outputs, weights, masked_rows))
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -182,17 +206,17 @@ def test_masked_rows_that_are_not_listed_are_caught():
 @pytest.mark.parametrize("form", FORMATS)
 def test_another_media_type_is_caught(form):
     """A page of HTML with status 200 is a proxy's, not an answer."""
-    body = encode(form, *attention())
+    body = encode(form, *attention()).body
 
     with pytest.raises(WrongAnswer, match="the answer is text/html, expected application/"):
-        check_answer(payload(form), "text/html", body)
+        check_answer(payload(form), answer_of("text/html", body))
 
 
 @pytest.mark.parametrize(("asked", "sent"), [("json", "base64"), ("base64", "json")])
 def test_the_other_json_encoding_is_caught(asked, sent):
     """A measure of base64 that was answered in numbers measures numbers."""
     with pytest.raises(WrongAnswer, match="outputs is"):
-        check_answer(payload(asked), "application/json", encode(sent, *attention()))
+        check_answer(payload(asked), encode(sent, *attention()))
 
 
 @pytest.mark.parametrize(
@@ -210,7 +234,7 @@ def test_the_other_json_encoding_is_caught(asked, sent):
 def test_json_that_cannot_be_read_is_caught(body, message):
     """A broken answer is a wrong answer, not a crash of the load test."""
     with pytest.raises(WrongAnswer, match=message):
-        check_answer(payload(), "application/json", body)
+        check_answer(payload(), answer_of("application/json", body))
 
 
 @pytest.mark.parametrize(
@@ -225,11 +249,11 @@ def test_json_that_cannot_be_read_is_caught(body, message):
 )
 def test_a_tensor_object_that_cannot_be_read_is_caught(change, message):
     """A broken answer is a wrong answer, not a crash of the load test."""
-    document = orjson.loads(encode("base64", *attention()))
+    document = orjson.loads(encode("base64", *attention()).body)
     document["outputs"] |= change
 
     with pytest.raises(WrongAnswer, match=message):
-        check_answer(payload("base64"), "application/json", orjson.dumps(document))
+        check_answer(payload("base64"), answer_of("application/json", orjson.dumps(document)))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
@@ -254,14 +278,16 @@ def test_every_dtype_of_a_tensor_object_is_read(dtype):
 )
 def test_safetensors_that_cannot_be_read_are_caught(header, message):
     """A broken answer is a wrong answer, not a crash of the load test."""
+    body = struct.pack("<Q", len(header)) + header
+
     with pytest.raises(WrongAnswer, match=message):
-        check_answer(payload("safetensors"), MEDIA_TYPES["safetensors"], struct.pack("<Q", len(header)) + header)
+        check_answer(payload("safetensors"), answer_of(MEDIA_TYPES["safetensors"], body))
 
 
 def test_safetensors_cut_short_are_caught():
     """A connection that broke in the middle."""
     with pytest.raises(WrongAnswer, match="too few for safetensors"):
-        check_answer(payload("safetensors"), MEDIA_TYPES["safetensors"], b"\x01\x02")
+        check_answer(payload("safetensors"), answer_of(MEDIA_TYPES["safetensors"], b"\x01\x02"))
 
 
 @pytest.mark.parametrize(
@@ -269,12 +295,45 @@ def test_safetensors_cut_short_are_caught():
 )
 def test_metadata_that_cannot_be_read_are_caught(metadata, message):
     """safetensors metadata are strings; ours hold JSON."""
-    (length,) = struct.unpack_from("<Q", body := encode("safetensors", *attention()))
+    body = encode("safetensors", *attention()).body
+    (length,) = struct.unpack_from("<Q", body)
     header = orjson.dumps(orjson.loads(body[8 : 8 + length]) | {"__metadata__": metadata})
+    changed = struct.pack("<Q", len(header)) + header + body[8 + length :]
 
     with pytest.raises(WrongAnswer, match=message):
-        check_answer(
-            payload("safetensors"),
-            MEDIA_TYPES["safetensors"],
-            struct.pack("<Q", len(header)) + header + body[8 + length :],
-        )
+        check_answer(payload("safetensors"), answer_of(MEDIA_TYPES["safetensors"], changed))
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (v2_answer(b"{}", length="x"), "Inference-Header-Content-Length is 'x' of 2 bytes"),
+        (v2_answer(b"{}", length=3), "Inference-Header-Content-Length is '3' of 2 bytes"),
+        (v2_answer(b"nonsense"), "the JSON part is not JSON"),
+        (v2_answer(b"{}"), "the answer has no tensors, and 0 bytes after them"),
+        (
+            v2_answer(b'{"outputs": [{"name": "outputs", "datatype": "FP32", "data": [1]}]}'),
+            "not a binary tensor of FP32",
+        ),
+        (
+            v2_answer(
+                b'{"outputs": [{"name": "outputs", "datatype": "FP32", "shape": [2],'
+                b' "parameters": {"binary_data_size": 8}}]}',
+                b"1234",
+            ),
+            "outputs has 4 bytes, its shape",
+        ),
+    ],
+)
+def test_a_binary_answer_of_the_open_protocol_that_cannot_be_read_is_caught(answer, message):
+    """A broken answer is a wrong answer, not a crash of the load test."""
+    with pytest.raises(WrongAnswer, match=message):
+        check_answer(payload("v2"), answer)
+
+
+def test_bytes_after_the_last_tensor_are_caught():
+    """Sizes add up to the byte, or somebody has miscounted."""
+    right = encode("v2", *attention())
+
+    with pytest.raises(WrongAnswer, match="outputs, weights, and 1 bytes after them"):
+        check_answer(payload("v2"), dataclasses.replace(right, body=right.body + b"x"))

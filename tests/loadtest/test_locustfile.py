@@ -1,50 +1,12 @@
 import json
 import socket
-import subprocess
-import sys
-import threading
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import pytest
 
-from loadtest.payloads import MODELS
-
-ROOT = Path(__file__).parents[2]
-
-
-def locust(url, *arguments, seconds=2):
-    """Run the locustfile for a moment, as a person would.
-
-    As a process of its own: importing Locust replaces the sockets and threads of the process that does.
-    """
-    command = [sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py", "--headless", "--only-summary"]
-    command += ["-u", "4", "-r", "4", "-t", f"{seconds}s", "--host", url, *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    status = 200
-    answer_headers: ClassVar[dict[str, str]] = {"Content-Type": "application/json"}
-
-    def answer(self, request):
-        raise NotImplementedError
-
-    def do_POST(self):
-        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        body = json.dumps(self.answer(request)).encode()
-        self.send_response(self.status)
-        for name, value in (self.answer_headers | {"Content-Length": str(len(body))}).items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_):
-        pass
+from loadtest.samples import Samples
+from tests.loadtest.running import Handler, locust, serving
 
 
 class WrongWeights(Handler):
@@ -67,31 +29,22 @@ class Full(Handler):
         return {"type": "/problems/queue-full", "title": "Queue full", "status": 503}
 
 
-@contextmanager
-def serving(handler):
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        server.handle_error = lambda *_: None  # Locust hangs up in the middle of an answer when its time is over
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 @pytest.mark.server
 def test_a_right_service_passes(server, tmp_path):
     """All formats and models against the real thing, every answer checked."""
-    result = locust(server.url, "--check-every", "1", "--json-file", str(tmp_path / "stats"), seconds=4)
+    files = ["--json-file", str(tmp_path / "stats"), "--samples", str(tmp_path / "run.npz")]
+    result = locust(server.url, "--check-every", "1", *files, seconds=4)
 
     assert result.returncode == 0, result.stdout + result.stderr
     stats = json.loads((tmp_path / "stats.json").read_text())
-    assert sum(entry["num_requests"] for entry in stats) > 0
     assert sum(entry["num_failures"] for entry in stats) == 0
-    names = {entry["name"] for entry in stats}
-    assert names <= {f"{form} {model}" for form in ("json", "base64", "safetensors") for model in MODELS}
-    assert {name.split()[0] for name in names} == {"json", "base64", "safetensors"}
+    samples = Samples.load(tmp_path / "run.npz")
+    assert {entry["name"]: entry["num_requests"] for entry in stats} == {
+        name: (samples.name == i).sum() for i, name in enumerate(samples.names)
+    }
+    assert samples.ok.all()
+    assert not np.isnan(samples.compute_ms[samples.status == 200]).any()
+    assert {name.split()[0] for name in samples.names} == {"json", "base64", "safetensors", "v2"}
 
 
 def test_a_fast_wrong_answer_fails():
@@ -134,7 +87,15 @@ def test_a_run_without_answers_does_not_pass():
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--models", "no-such-model"), ("--seed", "-1"), ("--tokens", "0"), ("--check-every", "some")]
+    "arguments",
+    [
+        ("--models", "no-such-model"),
+        ("--seed", "-1"),
+        ("--tokens", "0"),
+        ("--check-every", "some"),
+        ("--rate", "-1"),
+        ("--samples", "no/such/folder/run.npz"),
+    ],
 )
 def test_a_setting_that_means_nothing_stops_before_the_start(arguments):
     """It is named with what it should have been; nothing is sent."""

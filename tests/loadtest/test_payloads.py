@@ -8,6 +8,7 @@ from safetensors.numpy import load
 from loadtest.payloads import (
     CAUSAL_SHARE,
     FORMATS,
+    HEADER_LENGTH,
     LENGTH_MU,
     LENGTH_SIGMA,
     LONGEST,
@@ -32,6 +33,10 @@ def embeddings(n, width=LESSON.embed_dim):
 def sent_inputs(payload):
     if payload.format == "safetensors":
         return load(payload.body)["inputs"]
+    if payload.format == "v2":
+        length = int(payload.headers[HEADER_LENGTH])
+        shape = orjson.loads(payload.body[:length])["inputs"][0]["shape"]
+        return np.frombuffer(payload.body[length:], "<f4").reshape(shape)
     inputs = orjson.loads(payload.body)["inputs"]
     if payload.format == "base64":
         return np.frombuffer(base64.b64decode(inputs["data"]), "<f4").reshape(inputs["shape"])
@@ -106,6 +111,11 @@ def test_a_request_says_what_it_asks_in_its_own_format(form):
     if form == "safetensors":
         assert payload.path == "/v1/attention?model=lesson&is_causal=true"
         assert payload.headers["Accept"] == payload.headers["Content-Type"] == "application/x-safetensors"
+    elif form == "v2":
+        assert payload.path == "/v2/models/lesson/infer"
+        fields = orjson.loads(payload.body[: int(payload.headers[HEADER_LENGTH])])
+        assert fields["parameters"] == {"is_causal": True}
+        assert [output["name"] for output in fields["outputs"]] == ["outputs", "weights"]
     else:
         fields = orjson.loads(payload.body)
         assert payload.path == "/v1/attention"

@@ -1,0 +1,1 @@
+"""The kinds of users, by what they want; one file each."""

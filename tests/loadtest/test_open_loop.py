@@ -1,0 +1,98 @@
+"""What a stalled service looks like, from outside and from inside of a closed loop."""
+
+import threading
+import time
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from loadtest.samples import Samples
+from tests.loadtest.running import Handler, locust, serving
+
+RATE = 100
+STALL_S = 0.6
+CONNECTIONS = 4
+
+
+class Stalling(Handler):
+    """Answers anything with anything, at once; but from the 50th request on nobody is answered for STALL_S."""
+
+    counted: ClassVar[list[int]]
+    lock: ClassVar[threading.Lock]
+
+    def answer(self, request):
+        with self.lock:
+            self.counted.append(1)
+            if len(self.counted) == 50:
+                time.sleep(STALL_S)
+        return {}
+
+
+def stalled(tmp_path, *arguments):
+    """Samples of a run against such a service, and when its stall began and ended: nothing is answered meanwhile."""
+    Stalling.counted, Stalling.lock = [], threading.Lock()
+    file = tmp_path / "run.npz"
+    options = ["JsonUser", "--models", "lesson", "--tokens", "1", "--check-every", "0", "-u", str(CONNECTIONS)]
+
+    with serving(Stalling) as url:
+        result = locust(url, *options, "--samples", str(file), *arguments, seconds=3)
+
+    assert result.returncode == 0, result.stdout + result.stderr
+    samples = Samples.load(file)
+    done = np.sort(samples.done_s)
+    last = np.diff(done).argmax()
+    began, ended = done[last], done[last + 1]
+    assert ended - began > 0.9 * STALL_S
+    return samples, began, ended
+
+
+def test_a_stall_shows_in_everything_that_was_due_meanwhile(tmp_path):
+    """Each waits for the stall's end, and then for those before it, as whoever comes by chance would."""
+    samples, began, ended = stalled(tmp_path, "--rate", str(RATE))
+
+    assert samples.ok.all()
+    np.testing.assert_allclose(np.diff(samples.due_s[np.argsort(samples.due_s)]), 1 / RATE, atol=1e-6)
+    slow = (samples.due_s > began) & (samples.due_s < ended - 0.15)
+    assert slow.sum() == pytest.approx(RATE * (ended - began - 0.15), abs=2)
+    assert (samples.latency_s[slow] > 0.14).all()
+    assert np.percentile(samples.latency_s, 99) > 0.9 * STALL_S
+    # More were due than there are connections: those waited here, and their wait counts.
+    assert ((samples.sent_s - samples.due_s)[slow] > 0.1).sum() >= slow.sum() - CONNECTIONS
+
+
+def test_a_closed_loop_sees_a_stall_once_for_each_connection(tmp_path):
+    """Nobody asks while everybody waits: that is what is wrong with percentiles of a closed loop."""
+    samples, _, ended = stalled(tmp_path)
+
+    np.testing.assert_array_equal(samples.due_s, samples.sent_s)
+    met = (samples.due_s < ended - 0.05) & (samples.done_s >= ended)
+    assert 1 <= met.sum() <= CONNECTIONS
+
+
+def test_what_is_due_and_never_sent_counts(tmp_path):
+    """A service that answers nothing has not a good percentile, it has none."""
+
+    over = threading.Event()
+
+    class Silent(Handler):
+        def answer(self, request):
+            over.wait()
+            return {}
+
+    file = tmp_path / "run.npz"
+    options = ["JsonUser", "-u", "2", "--rate", "20", "--stop-timeout", "1", "--samples", str(file)]
+    with serving(Silent) as url:
+        result = locust(url, *options, seconds=2)
+        over.set()
+
+    samples = Samples.load(file)
+    assert result.returncode == 1
+    assert not samples.ok.any()
+    counts = {samples.names[i]: count for i, count in enumerate(np.bincount(samples.name))}
+    in_flight = sum(count for name, count in counts.items() if name.startswith("json "))
+    assert in_flight == 2
+    assert counts["not sent"] == len(samples) - 2 > 2
+    np.testing.assert_allclose(np.diff(np.sort(samples.due_s)), 1 / 20, atol=1e-6)
+    assert (samples.latency_s > 0.9).all()
+    assert "not sent: due, but no connection was free until the end" in result.stdout + result.stderr
