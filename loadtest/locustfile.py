@@ -11,8 +11,10 @@ from locust import events
 from loadtest.options import add_arguments
 from loadtest.suite import Suite
 from loadtest.users.app import Base64User, BinaryUser, JsonUser, V2BinaryUser
+from loadtest.users.text import TextUser
+from loadtest.users.tutor import TutorUser
 
-__all__ = ["Base64User", "BinaryUser", "JsonUser", "V2BinaryUser"]
+__all__ = ["Base64User", "BinaryUser", "JsonUser", "TextUser", "TutorUser", "V2BinaryUser"]
 
 events.init_command_line_parser.add_listener(add_arguments)  # type: ignore[no-untyped-call]
 Suite().listen(events)

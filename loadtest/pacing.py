@@ -38,7 +38,8 @@ class Pace:
     """The times at which requests are due.
 
     Args:
-        rate: requests a second; may be set again while the test runs.
+        rate: requests a second.
+        share: of the rate that is sent; may be set again while the test runs.
         gaps: as the function of that name makes them.
         first: time from the start until the first request, in units of the mean gap.
 
@@ -46,8 +47,9 @@ class Pace:
         turn: held by the user who waits for the next request to be due.
     """
 
-    def __init__(self, rate: float, gaps: Iterator[float], first: float = 0.0) -> None:
+    def __init__(self, rate: float, share: float, gaps: Iterator[float], first: float = 0.0) -> None:
         self.rate = rate
+        self.share = share
         self.turn = threading.Lock()
         self._gaps = gaps
         self._first = first
@@ -63,7 +65,7 @@ class Pace:
 
     def begin(self, now: float) -> None:
         """From now on requests are due."""
-        self._due = now + self._first / self.rate
+        self._due = now + self._first / (self.rate * self.share)
         self._begun.set()
 
     def end(self, now: float) -> None:
@@ -80,7 +82,7 @@ class Pace:
         self._begun.wait()
         if self._due > self._end:
             return None
-        due, self._due = self._due, self._due + next(self._gaps) / self.rate
+        due = self._advance()
         if due > time.perf_counter():
             self._alarm.wait(due)
         return due
@@ -92,8 +94,12 @@ class Pace:
     def rest(self) -> Iterator[float]:
         """When those were due that nobody has taken, up to the end."""
         while self._due <= self._end:
-            yield self._due
-            self._due += next(self._gaps) / self.rate
+            yield self._advance()
+
+    def _advance(self) -> float:
+        due = self._due
+        self._due += next(self._gaps) / (self.rate * self.share)
+        return due
 
 
 class _Alarm:

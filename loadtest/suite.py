@@ -7,12 +7,15 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from locust import User
 from locust.env import Environment
 from locust.runners import MasterRunner, WorkerRunner
 
 from loadtest.pacing import Pace, gaps
 from loadtest.recording import Recorder
 from loadtest.session import DRAIN_S, Session
+from loadtest.shapes import shape_of
+from loadtest.shapes.course import Course
 from loadtest.users.base import Caller
 from loadtest.wire import Service
 
@@ -26,6 +29,8 @@ END: Final = "attention-end"
 """What the master tells its workers."""
 ENDED: Final = "attention-ended"
 """What they answer."""
+SHARE: Final = "attention-share"
+"""What the master tells them when a shape changes the rate."""
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -35,6 +40,7 @@ class Suite:
 
     def __init__(self) -> None:
         self._session: Session | None = None
+        self._share = 1.0
         self._to_end: set[str] = set()
 
     def listen(self, events: Any) -> None:
@@ -51,6 +57,7 @@ class Suite:
         options, runner = _options_and_runner(environment)
         if isinstance(runner, WorkerRunner):
             runner.register_message(END, self._end_worker, concurrent=True)
+            runner.register_message(SHARE, lambda msg, **_: self._take(msg.data["share"]))
             return  # all else is told by the master
         if isinstance(runner, MasterRunner):
             runner.register_message(ENDED, self._ended)
@@ -61,9 +68,13 @@ class Suite:
                 Service(environment.host or "")
             except ValueError as error:
                 sys.exit(f"--host: {error}")
+        if not options.user_classes:
+            environment.user_classes = [each for each in environment.user_classes if not _on_request(each)]
         if options.rate:
             options.num_users = options.num_users or CONNECTIONS
             options.spawn_rate = options.spawn_rate or options.num_users
+        if options.shape:
+            environment.shape_class = self._course(options, runner)
 
     def begin(self, environment: Environment, **_: Any) -> None:
         """Make all requests before the first is sent."""
@@ -77,7 +88,7 @@ class Suite:
         if options.rate:
             # Evenly, several generators take turns. By chance, each is one of several crowds.
             first = part / parts if options.arrivals == "constant" else 0.0
-            pace = Pace(options.rate / parts, gaps(options.arrivals, seed=options.seed + part), first)
+            pace = Pace(options.rate / parts, self._share, gaps(options.arrivals, seed=options.seed + part), first)
         recorder = Recorder() if options.samples else None
         self._session = Session(environment, options.check_every, options.wait_s, pace, recorder, part, parts)
         service = Service(environment.host or "")
@@ -124,6 +135,30 @@ class Suite:
             _LOG.error("no request was answered or refused")
             environment.process_exit_code = 2
 
+    def _course(self, options: Any, runner: Any) -> Course:
+        users = options.num_users = options.num_users or 1
+
+        def load(share: float) -> str:
+            return f"{share * options.rate:g} requests/s" if options.rate else f"{max(1, round(share * users))} users"
+
+        def set_share(share: float) -> None:
+            if share != self._share:
+                self._take(share)
+                if isinstance(runner, MasterRunner):
+                    runner.send_message(SHARE, {"share": share})
+
+        course = Course(
+            shape_of(options, load), users, options.spawn_rate or users, set_share if options.rate else None
+        )
+        course.runner = runner
+        return course
+
+    def _take(self, share: float) -> None:
+        """Send so much of the full rate from now on."""
+        self._share = share
+        if self._session is not None and self._session.pace is not None:
+            self._session.pace.share = share
+
     def _end_worker(self, environment: Environment, **_: Any) -> None:
         if self._session is not None:
             self._session.end()
@@ -131,6 +166,10 @@ class Suite:
 
     def _ended(self, msg: Any, **_: Any) -> None:
         self._to_end.discard(msg.node_id)
+
+
+def _on_request(user_class: type[User]) -> bool:
+    return issubclass(user_class, Caller) and user_class.on_request
 
 
 def _options_and_runner(environment: Environment) -> tuple[Any, Any]:

@@ -23,6 +23,7 @@ class Caller(User):
     """A caller with a connection of its own and a script. Subclasses say what is in it.
 
     Attributes:
+        on_request: whether there are such users only where they are named on the command line.
         session: of the test that runs.
         service: that is asked.
         number: of this user, from 0, among all of its class in all processes of the test.
@@ -30,6 +31,7 @@ class Caller(User):
     """
 
     abstract = True
+    on_request: ClassVar[bool] = False
     session: ClassVar[Session]
     service: ClassVar[Service]
     _numbers: ClassVar[Iterator[int]]

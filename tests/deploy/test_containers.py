@@ -219,7 +219,8 @@ def test_the_load_tests_image_has_what_the_load_test_imports():
     """It is installed without the service's dependencies, so a new import would only be missed in the container."""
     installed = re.search(r"-c constraints.txt (.*)", all_of("deps-loadtest", "RUN")[-1])[1].split()
     imported = set()
-    for file in (ROOT / "loadtest").glob("*.py"):
+    files = [*(ROOT / "loadtest").glob("*.py"), *(ROOT / "loadtest/users").glob("*.py")]
+    for file in [*files, *(ROOT / "loadtest/shapes").glob("*.py")]:
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Import):
                 imported |= {name.name.partition(".")[0] for name in node.names}

@@ -1,6 +1,7 @@
 """Locust as a person runs it, and small services for it to ask."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -23,9 +24,16 @@ def locust(url, *arguments, seconds=2):
 
 def command(*arguments):
     """The command line of a headless run."""
-    return [
-        sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py", "--headless", "--only-summary", *arguments
-    ]  # fmt: skip
+    run = [sys.executable, "-m", "locust", "-f", str(ROOT / "loadtest/locustfile.py"), "--headless", "--only-summary"]
+    return [*run, *arguments]
+
+
+def started(command, folder):
+    """A process that runs in a folder, with what it writes in one pipe."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 class Handler(BaseHTTPRequestHandler):

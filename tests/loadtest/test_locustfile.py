@@ -31,9 +31,10 @@ class Full(Handler):
 
 @pytest.mark.server
 def test_a_right_service_passes(server, tmp_path):
-    """All formats and models against the real thing, every answer checked."""
+    """Every kind of user against the real thing, every answer checked."""
+    users = ["JsonUser", "Base64User", "BinaryUser", "V2BinaryUser", "TutorUser", "TextUser"]
     files = ["--json-file", str(tmp_path / "stats"), "--samples", str(tmp_path / "run.npz")]
-    result = locust(server.url, "--check-every", "1", *files, seconds=4)
+    result = locust(server.url, *users, "-u", "12", "-r", "12", "--check-every", "1", *files, seconds=6)
 
     assert result.returncode == 0, result.stdout + result.stderr
     stats = json.loads((tmp_path / "stats.json").read_text())
@@ -43,8 +44,20 @@ def test_a_right_service_passes(server, tmp_path):
         name: (samples.name == i).sum() for i, name in enumerate(samples.names)
     }
     assert samples.ok.all()
-    assert not np.isnan(samples.compute_ms[samples.status == 200]).any()
-    assert {name.split()[0] for name in samples.names} == {"json", "base64", "safetensors", "v2"}
+    kinds = {name.split()[0] for name in samples.names}
+    assert kinds >= {"json", "base64", "safetensors", "v2", "text", "explain", "exercise", "grade"}
+    computed = [kind in ("json", "v2", "text") for kind in np.char.partition(samples.names, " ")[:, 0][samples.name]]
+    assert not np.isnan(samples.compute_ms[computed]).any()
+
+
+@pytest.mark.server
+def test_users_that_not_every_service_can_serve_come_only_where_they_are_named(server):
+    """A service without an encoder is not a broken service."""
+    result = locust(server.url, "-u", "10", "-r", "10")
+
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert '"TutorUser": 2' in result.stderr
+    assert "TextUser" not in result.stderr
 
 
 def test_a_fast_wrong_answer_fails():
@@ -56,6 +69,21 @@ def test_a_fast_wrong_answer_fails():
     assert "POST json lesson: wrong answer: weights[0] sum to 2, expected 1 within 0.0001" in (
         result.stdout + result.stderr
     )
+
+
+def test_a_fast_wrong_answer_fails_an_open_loop_too(tmp_path):
+    """Its answers are checked when it is over, so that reading them delays nobody."""
+    file = tmp_path / "run.npz"
+    with serving(WrongWeights) as url:
+        result = locust(url, "JsonUser", "--models", "lesson", "--rate", "50", "--samples", str(file))
+
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "POST json lesson: wrong answer: weights[0] sum to 2, expected 1 within 0.0001" in (
+        result.stdout + result.stderr
+    )
+    samples = Samples.load(file)
+    assert 4 <= (~samples.ok).sum() < len(samples)
+    assert list(samples.errors) == ["wrong answer: weights[0] sum to 2, expected 1 within 0.0001"]
 
 
 def test_checks_can_be_turned_off_by_the_environment(monkeypatch):

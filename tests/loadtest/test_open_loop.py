@@ -1,5 +1,7 @@
 """What a stalled service looks like, from outside and from inside of a closed loop."""
 
+import json
+import socket
 import threading
 import time
 from typing import ClassVar
@@ -7,8 +9,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from loadtest.samples import Samples
-from tests.loadtest.running import Handler, locust, serving
+from loadtest.samples import Samples, merge
+from tests.loadtest.running import Handler, command, locust, serving, started
 
 RATE = 100
 STALL_S = 0.6
@@ -26,6 +28,13 @@ class Stalling(Handler):
             self.counted.append(1)
             if len(self.counted) == 50:
                 time.sleep(STALL_S)
+        return {}
+
+
+class Quick(Handler):
+    """Answers anything with anything."""
+
+    def answer(self, request):
         return {}
 
 
@@ -96,3 +105,53 @@ def test_what_is_due_and_never_sent_counts(tmp_path):
     np.testing.assert_allclose(np.diff(np.sort(samples.due_s)), 1 / 20, atol=1e-6)
     assert (samples.latency_s > 0.9).all()
     assert "not sent: due, but no connection was free until the end" in result.stdout + result.stderr
+
+
+def test_a_shape_changes_the_rate(tmp_path):
+    """In an open loop the load is the rate; connections are there from the start."""
+    file = tmp_path / "run.npz"
+    options = ["JsonUser", "--models", "lesson", "--tokens", "1", "--check-every", "0", "--samples", str(file)]
+    with serving(Quick) as url:
+        result = locust(url, *options, "--rate", "50", "--shape", "steps", "--levels", "2", seconds=4)
+
+    assert result.returncode == 0, result.stdout + result.stderr
+    gaps = np.diff(np.sort(Samples.load(file).due_s))
+    changed = (gaps < 0.03).argmax()
+    assert 20 < changed < 80
+    np.testing.assert_allclose(gaps[:changed], 1 / 25, atol=1e-6)
+    np.testing.assert_allclose(gaps[changed:], 1 / 50, atol=1e-6)
+
+
+def test_a_ramp_ends_by_itself_and_says_where_the_knee_is(tmp_path):
+    """Here, in the first level: nobody answers in a microsecond."""
+    options = ["JsonUser", "--models", "lesson", "--tokens", "1", "--check-every", "0"]
+    with serving(Quick) as url:
+        result = locust(url, *options, "--shape", "ramp", "--levels", "10", "--max-p99-ms", "0", seconds=20)
+
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "ramp: the knee is at less than the first level; at 1 users: " in result.stderr
+
+
+def test_workers_share_the_rate_and_the_master_has_the_sum(tmp_path):
+    """Two generators are one load: nothing is sent twice, and nothing is lost when they are told to end."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    # Options after --worker are Locust's own: what is sent and how is told by the master.
+    worker = [*command(), "--worker", "--master-host", "127.0.0.1", "--master-port", port]
+    test = ["JsonUser", "--models", "lesson", "--tokens", "1", "--check-every", "0", "-u", "4"]
+    test += ["--rate", "40", "-t", "4s", "--samples", "run.npz", "--json-file", "stats"]
+
+    with serving(Quick) as url:
+        master = [*command(), "--master", "--master-bind-host", "127.0.0.1", "--master-bind-port", port]
+        master += ["--expect-workers", "2", "--host", url, *test]
+        processes = [started(each, tmp_path) for each in (master, worker, worker)]
+        outputs = [process.communicate(timeout=60)[0] for process in processes]
+
+    assert [process.returncode for process in processes] == [0, 0, 0], outputs
+    assert sorted(path.name for path in tmp_path.glob("*.npz")) == ["run.worker0.npz", "run.worker1.npz"]
+    parts = [Samples.load(path) for path in tmp_path.glob("*.npz")]
+    counted = sum(entry["num_requests"] for entry in json.loads((tmp_path / "stats.json").read_text()))
+    assert len(merge(parts)) == counted
+    for part in parts:
+        np.testing.assert_allclose(np.diff(np.sort(part.due_s)), 2 / 40, atol=1e-6)
+    assert sorted(part.due_s.min() for part in parts) == pytest.approx([0, 1 / 40])

@@ -20,7 +20,7 @@ def long_ago():
 def test_constant_arrivals_are_evenly_spaced():
     """Due times are a matter of arithmetic, not of when somebody came to send."""
     begun = long_ago()
-    pace = Pace(4, gaps("constant", seed=0))
+    pace = Pace(4, 1, gaps("constant", seed=0))
     pace.begin(begun)
 
     np.testing.assert_allclose(np.array(first(pace, 5)) - begun, [0, 0.25, 0.5, 0.75, 1], atol=1e-6)
@@ -29,7 +29,7 @@ def test_constant_arrivals_are_evenly_spaced():
 def test_generators_take_turns():
     """Two of them, each with half of the rate, send what one would."""
     begun = long_ago()
-    paces = [Pace(10 / 2, gaps("constant", seed=0), first=part / 2) for part in range(2)]
+    paces = [Pace(10 / 2, 1, gaps("constant", seed=0), first=part / 2) for part in range(2)]
     for pace in paces:
         pace.begin(begun)
 
@@ -48,14 +48,14 @@ def test_arrivals_by_chance_are_a_seeded_poisson_process():
     assert not np.array_equal(drawn, other)
 
 
-def test_the_rate_can_be_changed_while_it_runs():
+def test_the_share_of_the_rate_can_be_changed_while_it_runs():
     """A spike has to begin when it should."""
     begun = long_ago()
-    pace = Pace(1, gaps("constant", seed=0))
+    pace = Pace(10, 0.1, gaps("constant", seed=0))
     pace.begin(begun)
 
     slow = first(pace, 2)
-    pace.rate = 10
+    pace.share = 1
     fast = first(pace, 3)
 
     np.testing.assert_allclose(np.array(slow + fast) - begun, [0, 1, 2, 2.1, 2.2], atol=1e-6)
@@ -63,7 +63,7 @@ def test_the_rate_can_be_changed_while_it_runs():
 
 def test_nothing_is_due_before_its_time():
     """An open loop that hurries measures another rate."""
-    pace = Pace(100, gaps("constant", seed=0))
+    pace = Pace(100, 1, gaps("constant", seed=0))
     pace.begin(time.perf_counter())
 
     for due in first(pace, 5):
@@ -72,7 +72,7 @@ def test_nothing_is_due_before_its_time():
 
 def test_nothing_is_due_before_the_beginning_nor_after_the_end():
     """Users that stand in line are let go; what was due and nobody took is told."""
-    pace = Pace(10, gaps("constant", seed=0))
+    pace = Pace(10, 1, gaps("constant", seed=0))
     found = []
     waiting = threading.Thread(target=lambda: found.append(pace.next()))
     waiting.start()
@@ -93,7 +93,7 @@ def test_nothing_is_due_before_the_beginning_nor_after_the_end():
 
 def test_a_test_that_never_began_ends_too():
     """The service was not there, or somebody pressed Ctrl-C."""
-    pace = Pace(10, gaps("constant", seed=0))
+    pace = Pace(10, 1, gaps("constant", seed=0))
 
     pace.end(time.perf_counter())
 
