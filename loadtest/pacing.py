@@ -58,11 +58,6 @@ class Pace:
         self._begun = threading.Event()
         self._alarm = _Alarm()
 
-    @property
-    def begun(self) -> bool:
-        """Whether there are requests due yet."""
-        return self._begun.is_set()
-
     def begin(self, now: float) -> None:
         """From now on requests are due."""
         self._due = now + self._first / (self.rate * self.share)

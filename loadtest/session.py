@@ -54,6 +54,8 @@ class Session:
     parts: int = 1
     busy: int = 0
     _ended: bool = False
+    _counted: int = 0
+    _began: tuple[float, float] | None = None
     _kept: list[tuple[int, Request, Answer]] = field(default_factory=list)
     _kept_bytes: int = 0
     _wrong_answers: set[str] = field(default_factory=set)
@@ -65,10 +67,11 @@ class Session:
 
     def begin(self) -> None:
         """The test begins now; it begins once, however often this is called."""
+        if self._began is not None:
+            return
         now = time.perf_counter()
+        self._began = now, time.process_time()
         if self.pace is not None:
-            if self.pace.begun:
-                return
             self.pace.begin(now)
         if self.recorder is not None:
             self.recorder.begin(now)
@@ -86,8 +89,10 @@ class Session:
             for due in self.pace.rest():
                 text = "not sent: due, but no connection was free until the end"
                 self.report(NOT_SENT, due=due, sent=over, done=over, answer=None, failure=text)
+        now = time.perf_counter()
         if self.recorder is not None:
-            self.recorder.end(time.perf_counter())
+            self.recorder.end(now)
+        self._tell_cost(now)
 
     def close(self, path: Path | None) -> None:
         """No user is left: check what was kept, and write the samples, if they are wanted."""
@@ -124,6 +129,7 @@ class Session:
         self, request: Request, *, due: float, sent: float, done: float, answer: Answer | None, failure: str | None
     ) -> None:
         """Count a request, by Locust and by the recorder."""
+        self._counted += 1
         if self.recorder is not None:
             self.recorder.add(
                 request.name, due=due, sent=sent, done=done, size=request.size, answer=answer, failure=failure
@@ -146,6 +152,14 @@ class Session:
                 "%d MiB of answers wait for their check; others are checked at once now, which may delay requests",
                 MAX_KEPT_BYTES >> 20,
             )
+
+    def _tell_cost(self, now: float) -> None:
+        """Say what the generator itself took: where that is most of a core, it is the generator that was measured."""
+        if self._counted and self._began is not None:
+            seconds, cpu_s = now - self._began[0], time.process_time() - self._began[1]
+            cost_us = cpu_s / self._counted * 1e6
+            told = "%d requests in %.1f s; the generator took %.0f µs of processor time for each, %.0f %% of a core"
+            _LOG.info(told, self._counted, seconds, cost_us, cpu_s / seconds * 100)
 
     def wrong(self, error: WrongAnswer) -> str:
         """A text for a wrong answer; after some, one for all others."""
