@@ -80,7 +80,7 @@ class Pace:
         due = self._advance()
         if due > time.perf_counter():
             self._alarm.wait(due)
-        return due
+        return due if due <= self._end else None
 
     def late(self) -> bool:
         """Whether the next request is due already, and nobody has taken it."""

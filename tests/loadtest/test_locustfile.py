@@ -1,4 +1,5 @@
 import json
+import re
 import socket
 from typing import ClassVar
 
@@ -6,7 +7,7 @@ import numpy as np
 import pytest
 
 from loadtest.samples import Samples
-from tests.loadtest.running import Handler, locust, serving
+from tests.loadtest.running import ROOT, Handler, locust, serving
 
 
 class WrongWeights(Handler):
@@ -131,3 +132,14 @@ def test_a_setting_that_means_nothing_stops_before_the_start(arguments):
 
     assert result.returncode == 2
     assert f"argument {arguments[0]}" in result.stderr
+
+
+def test_the_documentation_lists_every_setting():
+    """Locust's own `--help` does not: it answers before it reads the file."""
+    settings = dict(
+        re.findall(r'"(--[a-z0-9-]+)",\s*env_var="(LOADTEST_\w+)"', (ROOT / "loadtest/options.py").read_text())
+    )
+    rows = re.findall(r"^\| `(--[a-z0-9-]+)` \| `(LOADTEST_\w+)` \|", (ROOT / "docs/loadtest.md").read_text(), re.M)
+
+    assert len(settings) > 10
+    assert dict(rows) == settings

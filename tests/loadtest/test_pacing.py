@@ -90,6 +90,21 @@ def test_nothing_is_due_before_the_beginning_nor_after_the_end():
     assert not pace.late()
 
 
+def test_who_waits_at_the_end_waits_for_nothing():
+    """What would have been due later is not sent any more."""
+    pace = Pace(1, 10, gaps("constant", seed=0), first=2)
+    pace.begin(time.perf_counter())
+    found = []
+    waiting = threading.Thread(target=lambda: found.append(pace.next()))
+    waiting.start()
+
+    pace.end(time.perf_counter())
+    waiting.join(10)
+
+    assert found == [None]
+    assert list(pace.rest()) == []
+
+
 def test_a_test_that_never_began_ends_too():
     """The service was not there, or somebody pressed Ctrl-C."""
     pace = Pace(10, 1, gaps("constant", seed=0))
