@@ -54,6 +54,7 @@ class Pace:
         self._gaps = gaps
         self._first = first
         self._due = math.inf  # until it begins
+        self._awaited = math.inf  # the time that somebody waits for
         self._end = math.inf
         self._begun = threading.Event()
         self._alarm = _Alarm()
@@ -79,12 +80,16 @@ class Pace:
             return None
         due = self._advance()
         if due > time.perf_counter():
-            self._alarm.wait(due)
+            self._awaited = due
+            try:
+                self._alarm.wait(due)
+            finally:
+                self._awaited = math.inf
         return due if due <= self._end else None
 
     def late(self) -> bool:
-        """Whether the next request is due already, and nobody has taken it."""
-        return self._due <= min(self._end, time.perf_counter())
+        """Whether there is a request due that nobody has been handed."""
+        return min(self._due, self._awaited) <= min(self._end, time.perf_counter())
 
     def rest(self) -> Iterator[float]:
         """When those were due that nobody has taken, up to the end."""

@@ -72,7 +72,7 @@ class Suite:
             environment.user_classes = [each for each in environment.user_classes if not _on_request(each)]
         if options.rate:
             options.num_users = options.num_users or CONNECTIONS
-            options.spawn_rate = options.spawn_rate or options.num_users
+            options.spawn_rate = options.num_users  # nothing is due before all are there
         if options.shape:
             environment.shape_class = self._course(options, runner)
 

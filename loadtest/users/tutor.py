@@ -98,6 +98,8 @@ def explanation(service: Service, random: np.random.Generator) -> Request:
 
 def _worked(exercise: Mapping[str, Any], kind: Kind, random: np.random.Generator) -> HandedIn:
     try:
+        if not isinstance(exercise["exercise"], str):
+            raise WrongAnswer("the exercise has no token to be graded by")
         return hand_in(exercise, kind, random)
     except (KeyError, TypeError, ValueError) as error:
         raise WrongAnswer(f"the exercise cannot be worked: {error!r}") from error
