@@ -43,7 +43,7 @@ def _add_contents(group: Any) -> None:
         env_var="LOADTEST_CHECK_EVERY",
         type=_number(int),
         default=10,
-        help="each user checks the first of so many answers; 1 checks all, 0 none",
+        help="each user checks the first of so many answers, learners all; 1 checks all, 0 none",
     )
     group.add_argument(
         "--wait-s",

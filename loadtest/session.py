@@ -36,7 +36,7 @@ class Session:
 
     Attributes:
         environment: Locust's.
-        check_every: each user has the first of so many answers checked; 0 for none.
+        check_every: users have the first of so many answers checked; 0 for none.
         wait_s: pause of a user after an answer, in a closed loop.
         pace: when requests are due; None in a closed loop.
         recorder: takes requests down, if they are wanted.

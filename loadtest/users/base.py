@@ -24,6 +24,7 @@ class Caller(User):
 
     Attributes:
         on_request: whether there are such users only where they are named on the command line.
+        all_checked: whether all answers are checked if any are: a sample of a script's steps might leave some out.
         session: of the test that runs.
         service: that is asked.
         number: of this user, from 0, among all of its class in all processes of the test.
@@ -32,6 +33,7 @@ class Caller(User):
 
     abstract = True
     on_request: ClassVar[bool] = False
+    all_checked: ClassVar[bool] = False
     session: ClassVar[Session]
     service: ClassVar[Service]
     _numbers: ClassVar[Iterator[int]]
@@ -76,7 +78,7 @@ class Caller(User):
 
     def _send(self, due: float | None) -> None:
         session, request = self.session, self._request
-        check = session.check_every > 0 and self.asked % session.check_every == 0
+        check = session.check_every > 0 and (self.all_checked or self.asked % session.check_every == 0)
         self.asked += 1
         session.busy += 1
         sent = time.perf_counter()

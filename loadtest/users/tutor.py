@@ -36,6 +36,7 @@ HEADERS: Final[Mapping[str, str]] = {
 class TutorUser(Caller):
     """A learner. What is graded is counted by how wrong it is, since that is what a grade's time depends on."""
 
+    all_checked = True
     explanations: ClassVar[list[Request]]
     seed: ClassVar[int]
 
