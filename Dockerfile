@@ -15,9 +15,11 @@ ENV PATH=/app/bin:/opt/attention/venv/bin:$PATH \
     PYTHONPATH=/app \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
-# Some libraries ask for the user's name and home; /tmp is the only place where anything may be written.
+# Some libraries ask for the user's name and home; /tmp is the only place where anything may be written. /app is made
+# here, by root: a WORKDIR that is not there yet may be given to the user, as buildah does.
 RUN groupadd --gid 10001 attention \
-    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin attention
+    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin attention \
+    && mkdir /app
 
 
 # pip is the base image's and installs into environments that have none. pyproject.toml alone, with empty packages,

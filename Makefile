@@ -4,7 +4,7 @@ export VENV
 BIN := $(VENV)/bin
 JOBS ?= 2
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve demo test parity lint format bench bench-large bench-overhead bench-peers bench-sharing loadtest proto clean
+.PHONY: help setup setup-dev serve demo test test-containers parity lint format bench bench-large bench-overhead bench-peers bench-sharing loadtest proto clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -24,6 +24,10 @@ demo: setup ## Post a real request and show the weights; starts a service if non
 test: setup-dev ## Every test, by two processes; JOBS=1 for one, ARGS=… for pytest
 	@scripts/test-tools
 	@PATH="$(abspath $(VENV))/tools/usr/bin:$$PATH" $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+test-containers: setup-dev ## Build the images and run them, without Docker: as root, on Debian
+	@scripts/container-tools
+	@$(BIN)/python -m pytest tests/containers -m containers --timeout 3600 $(ARGS)
 
 parity: setup-dev ## Measure how far our numbers are from other libraries', and print the tables
 	@rm -f test-artifacts/parity.md

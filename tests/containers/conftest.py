@@ -30,7 +30,9 @@ def pip_options(tmp_path_factory):
     """What lets pip find in a build what it finds here: this machine's indexes, certificates and folders of wheels."""
     said = run(sys.executable, "-m", "pip", "config", "list").stdout
     lines, mounted = {}, {}
-    for name, value in re.findall(r"^(?:global|user|site|:env:)\.(cert|find-links|(?:extra-)?index-url)='(.*)'$", said, re.M):
+    for name, value in re.findall(
+        r"^(?:global|user|site|:env:)\.(cert|find-links|(?:extra-)?index-url)='(.*)'$", said, re.M
+    ):
         for place in re.findall(r"(?<![^ /])/[\w.-]+(?:/[\w.-]+)*", value.replace("://", ":/ ")):
             if Path(place).exists():
                 value = value.replace(place, f"/host{place}")

@@ -30,9 +30,9 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def answer(url, body=None, content_type="application/json"):
-    """Status and body of an answer; 0 where there was none."""
-    headers = {} if body is None else {"Content-Type": content_type}
+def answer(url, body=None, headers=None):
+    """Status and body of an answer; 0 where there was none. A body is JSON unless the headers say otherwise."""
+    headers = {"Content-Type": "application/json"} | (headers or {})
     try:
         with OPENER.open(urllib.request.Request(url, body, headers), timeout=30) as got:
             return got.status, got.read()

@@ -1,7 +1,7 @@
 """`docker-compose.yml`, brought up by podman-compose: the service, Prometheus that finds it, and Locust that loads it.
 
-Grafana's image comes from a registry alone and is left out; for `prom/prometheus` stands Debian's Prometheus, started by
-the same command with the same files.
+Grafana's image comes from a registry alone and is left out; for `prom/prometheus` stands Debian's Prometheus, started
+by the same command with the same files.
 """
 
 import json
@@ -31,7 +31,12 @@ def compose(build, ports, tmp_path_factory):
     for target in ("cpu", "loadtest"):
         build(target)
     document = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
-    run("podman", "tag", "localhost/debian-prometheus:bookworm", f"docker.io/{document['services']['prometheus']['image']}")
+    run(
+        "podman",
+        "tag",
+        "localhost/debian-prometheus:bookworm",
+        f"docker.io/{document['services']['prometheus']['image']}",
+    )
     for name, service in document["services"].items():
         service.pop("build", None)
         service["volumes"] = [v.replace("./", f"{ROOT}/", 1) for v in service.get("volumes", [])]
@@ -90,7 +95,7 @@ def test_locust_of_the_profile_loads_the_service_and_prometheus_counts_the_same(
     until(lambda: answer(up["locust"])[0] == 200)
     form = urllib.parse.urlencode({"user_count": 4, "spawn_rate": 4, "host": "http://attention:8000", "run_time": "4s"})
 
-    status, said = answer(f"{up['locust']}/swarm", form.encode(), "application/x-www-form-urlencoded")
+    status, said = answer(f"{up['locust']}/swarm", form.encode(), {"Content-Type": "application/x-www-form-urlencoded"})
     assert status == 200, said
     until(lambda: ask(f"{up['locust']}/stats/requests")[1]["state"] == "stopped")
     stats = ask(f"{up['locust']}/stats/requests")[1]
