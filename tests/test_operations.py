@@ -51,7 +51,9 @@ def test_every_metric_named_is_one_that_there_is():
     """A renamed one would answer nothing, at the worst moment."""
     known = {rule["record"] for rule in RULES if "record" in rule}
     for family in Metrics().registry.collect():
-        suffixes = {"counter": ("_total",), "info": ("_info",), "histogram": ("_bucket",)}.get(family.type, ("",))
+        suffixes = {"counter": ("_total",), "info": ("_info",), "histogram": ("_bucket", "_sum", "_count")}.get(
+            family.type, ("",)
+        )
         known |= {family.name + suffix for suffix in suffixes}
     adapter = yaml.safe_load((ROOT / "deploy/kubernetes/components/autoscaling/adapter-rules.yml").read_text())
     known |= {rule["seriesQuery"].partition("{")[0] + "_1m" for rule in adapter["rules"]["custom"]}

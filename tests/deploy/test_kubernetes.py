@@ -121,7 +121,9 @@ CUSTOM = {
             {
                 "groups": {
                     "type": "array",
-                    "items": exactly({"name": {"type": "string"}, "rules": {"type": "array", "items": RULE}}),
+                    "items": exactly(
+                        {"name": {"type": "string"}, "rules": {"type": "array", "items": RULE}}, interval=DURATION
+                    ),
                 }
             }
         ),
