@@ -178,10 +178,12 @@ class Client:
 
     def crowd(self) -> None:
         """More long requests than may be in flight, one that cannot wait, and one that leaves."""
-        with ThreadPoolExecutor(6) as threads:
-            asked = [threads.submit(self._block) for _ in range(6)]
-            statuses = Counter(one.result() for one in asked)
-        assert set(statuses) == {200, 503}, statuses
+        statuses = Counter[int]()
+        while not statuses[503]:
+            with ThreadPoolExecutor(6) as threads:
+                asked = [threads.submit(self._block) for _ in range(6)]
+                statuses.update(one.result() for one in asked)
+        assert statuses.keys() == {200, 503}, statuses
         for status, outcome in ((200, "ok"), (503, "rejected")):
             self.ended["/v1/attention", "POST", str(status), outcome] += statuses[status]
         self.inferences += statuses[200]
@@ -208,6 +210,7 @@ def settings() -> dict[str, str]:
     """Of the service that is watched: little room, so that it is soon full, and all that is measured."""
     found = {
         "workers": "2",
+        "compute_threads": "2",
         "grpc_port": "0",
         "max_inflight_requests": "4",
         "max_body_mib": "6",
