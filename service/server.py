@@ -30,6 +30,12 @@ class Server(uvicorn.Server):
         """Do nothing: the signals are taken already."""
         yield
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn's."""
+        await super().shutdown(sockets)
+        if self.force_exit:  # the lifespan will be cancelled, and all that could be said of it is a traceback of that
+            logging.getLogger("uvicorn.error").disabled = True
+
 
 def serve(settings: Settings, on_ready: Callable[[str, str], None]) -> None:
     """Serve until SIGINT or SIGTERM, then drain: refuse new work, answer what was accepted, close.

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -26,12 +26,14 @@ class Server:
         url: where it listens.
         grpc: where it listens for gRPC; empty where it does not.
         process: the process; stopping it is the fixture's work unless the test is about that.
+        log: the lines that it has written; all of them once it has ended.
     """
 
     url: str
     process: "subprocess.Popen[str]"
     reader: threading.Thread
     grpc: str = ""
+    log: list[str] = field(default_factory=list)
 
     def stop(self, number: int = signal.SIGTERM, timeout: float = 60) -> int:
         """Signal it, and wait for its exit code."""
@@ -67,7 +69,7 @@ def start_server(artifacts: Path, **environment: str) -> Server:
         text=True,
     )
     assert process.stdout is not None
-    seen = []
+    seen: list[str] = []
     grpc = ""
     for line in process.stdout:
         seen.append(line)
@@ -76,8 +78,8 @@ def start_server(artifacts: Path, **environment: str) -> Server:
         if "ready at " in line:
             url = line.rpartition("ready at ")[2].strip()
             # Whoever reads nothing lets the pipe fill up, and the server with it.
-            reader = threading.Thread(target=process.stdout.read, daemon=True)
+            reader = threading.Thread(target=seen.extend, args=(process.stdout,), daemon=True)
             reader.start()
-            return Server(url, process, reader, grpc)
+            return Server(url, process, reader, grpc, seen)
     process.stdout.close()
     raise AssertionError(f"the server ended with {process.wait(10)}:\n{''.join(seen)}")

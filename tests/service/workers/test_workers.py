@@ -288,6 +288,7 @@ def test_a_second_signal_ends_it_at_once(artifacts: Path):
 
         assert server.stop() == 0
         assert time.monotonic() - started < 10
+    assert "Traceback" not in "".join(server.log), "it was asked to end so"
 
 
 def test_workers_end_when_their_supervisor_is_killed(artifacts: Path):
