@@ -33,12 +33,12 @@ RUN touch README.md && mkdir service models loadtest \
 FROM build AS deps
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN --mount=type=cache,target=/root/.cache/pip \
-    pip --python /opt/attention/venv install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -c constraints.txt . \
+    pip --python /opt/attention/venv install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -c constraints.txt '.[tracing]' \
     && pip --python /opt/attention/venv uninstall --yes self-attention-service
 
 FROM build AS deps-cuda
 RUN --mount=type=cache,target=/root/.cache/pip \
-    pip --python /opt/attention/venv install -c constraints.txt '.[cuda]' \
+    pip --python /opt/attention/venv install -c constraints.txt '.[cuda,tracing]' \
     && pip --python /opt/attention/venv uninstall --yes self-attention-service
 
 # What the load test imports; the service's own packages are not needed to send it requests.

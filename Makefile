@@ -4,7 +4,7 @@ export VENV
 BIN := $(VENV)/bin
 JOBS ?= 2
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve demo test test-containers parity lint format bench bench-large bench-overhead bench-peers bench-sharing loadtest proto clean
+.PHONY: help setup setup-dev serve demo test test-containers parity lint format bench bench-large bench-overhead bench-peers bench-sharing bench-watching loadtest proto clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -58,6 +58,9 @@ bench-large: setup-dev ## What small requests wait beside large JSON bodies, wit
 
 bench-sharing: setup-dev ## How much sooner a lone long sequence is computed when idle cores help
 	@$(BIN)/python -m loadtest.bench.sharing $(ARGS)
+
+bench-watching: setup-dev ## What log lines and spans cost, in processor time of a small request
+	@$(BIN)/python -m loadtest.bench.watching $(ARGS)
 
 loadtest: setup-dev ## Locust against URL=… (default http://127.0.0.1:8000), headless, 30 s
 	@$(BIN)/locust -f loadtest/locustfile.py --headless -u 8 -r 8 -t 30s --host $(or $(URL),http://127.0.0.1:8000) $(ARGS)

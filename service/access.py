@@ -8,8 +8,8 @@ import hmac
 from limits import RateLimitItem, parse
 
 from service.errors import Forbidden, RateLimited, Unauthorized
+from service.exchange import Exchange
 from service.metrics import Metrics
-from service.observe import Exchange
 from service.peers import Peers
 from service.settings import Settings
 

@@ -16,8 +16,9 @@ from starlette.middleware.cors import CORSMiddleware
 from models.errors import AttentionError, FieldError, InvalidInput
 from service.access import KEY_NEEDED, KEY_SCHEMES, guarded
 from service.errors import MethodNotAllowed, NotFound
+from service.exchange import Application, Exchange, Message, Receive, Scope, Send
 from service.metrics import Metrics, package_version
-from service.observe import Application, Exchange, Message, Observe, Receive, Scope, Send, with_problems
+from service.observe import Observe, with_problems
 from service.peers import Peers
 from service.routes import raw_routes, routers
 from service.routes.base import RawRoute, RawRoutes
@@ -83,7 +84,7 @@ class Service:
                 allow_headers=["*"],
                 expose_headers=["X-Request-Id", "Server-Timing", "Retry-After", "Inference-Header-Content-Length"],
             )
-        self._observed = Observe(inner, runtime.metrics)
+        self._observed = Observe(inner, runtime.records)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See the ASGI specification."""

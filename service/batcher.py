@@ -99,6 +99,7 @@ class Ticket:
         deadline: when it expires, by the batcher's clock.
         sequences, tokens, bytes: what it counts against the limits.
         submitted, started, finished: by the clock; started when a slot began its first unit.
+        batch: sequences of the largest batch that one of its units was computed in.
     """
 
     future: "asyncio.Future[list[tuple[Answer, list[int]]]]"
@@ -109,6 +110,7 @@ class Ticket:
     submitted: float
     started: float = 0.0
     finished: float = 0.0
+    batch: int = 0
     verdicts: list[tuple[Answer, list[int]] | None] = field(default_factory=list)
     pending: "list[_Pending]" = field(default_factory=list)
     waiting: int = 0
@@ -421,6 +423,7 @@ class Batcher:
         if not ticket.ended and not ticket.future.done():
             ticket.started = min(ticket.started, run.started) if ticket.started else run.started
             ticket.finished = max(ticket.finished, run.finished)
+            ticket.batch = max(ticket.batch, len(run.units))
             if isinstance(verdict, AttentionError):
                 self.cancel(ticket, verdict)
             else:

@@ -16,9 +16,9 @@ from service.errors import (
     Unparsable,
     UnsupportedMediaType,
 )
+from service.exchange import Exchange, Receive
 from service.lane import Lane, Piece
 from service.metrics import Metrics
-from service.observe import Exchange, Receive
 from service.settings import MIB, Settings
 
 IsalError: type[Exception] = igzip_lib.IsalError  # type: ignore[assignment]  # the stub calls the class an instance
@@ -101,6 +101,8 @@ class Intake:
             exchange.close = True  # the rest of the body will not be read
             raise self._too_large(most)
         raw = await self._receive(exchange, receive, deadline, most)
+        if exchange.details is not None:
+            exchange.details.received = len(raw)
         return await self.expanded(raw, coding, most) if coding in codings else raw
 
     async def expanded(self, raw: bytes, coding: str, most: int | None = None) -> bytes:

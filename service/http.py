@@ -14,7 +14,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from service.errors import Unparsable
-from service.observe import Headers
+from service.exchange import Headers
 from service.problems import whole_answer
 from service.shortcut import MOST_HEAD, Shortcut, Straight
 

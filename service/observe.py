@@ -1,76 +1,42 @@
-"""The outermost layer: request ids, one count and one timing per request, one log line, errors shaped once."""
+"""The outermost layer: request ids, one count and one timing per request, errors shaped once.
+
+What is kept of each, `Records` knows.
+"""
 
 import asyncio
 import contextlib
 import logging
-import math
-import re
-import time
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from random import getrandbits
-from typing import Any
+from collections.abc import Iterable
 
 from models.errors import AttentionError
-from service.errors import ClientGone, ClientTimeout, DeadlineExceeded, Draining, InternalError
-from service.metrics import Metrics
-from service.problems import Dialect, dialect_of, outcome_of, problem
+from service.errors import BackendFailed, ClientGone, ClientTimeout, DeadlineExceeded, Draining, InternalError
+from service.exchange import Application, Exchange, Headers, Message, Receive, Scope, Send
+from service.logs import outline
+from service.problems import Dialect, dialect_of, problem
+from service.records import Records
 
 log = logging.getLogger(__name__)
-access_log = logging.getLogger("service.access_log")
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
-Headers = list[tuple[bytes, bytes]]
-
-PRINTABLE = re.compile(rb"[\x20-\x7e]{1,128}")
 LINGER_S = 2.0
 """After an answer that left a body unread, how long the rest is read and thrown away before the connection is closed:
 a socket closed with bytes unread resets the connection, and the answer is lost to a client that is still sending."""
 
-METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-
-
-class Exchange:
-    """What is known of a request in flight.
-
-    Attributes:
-        request_id: the caller's, or made.
-        arrived: when its headers were read, by `time.monotonic`.
-        deadline: when the transport says that nobody waits any more, by `time.monotonic`; HTTP never says so.
-        headers: lower-case names to values; of repeated ones the last.
-        route: template of the route that took it, `unmatched` until one did.
-        status: of the answer, once it began.
-        close: whether the connection is to be closed after the answer.
-        unread: whether some of the body may not have been read.
-    """
-
-    __slots__ = ("arrived", "close", "deadline", "headers", "request_id", "route", "status", "unread")
-
-    def __init__(self, scope: Scope) -> None:
-        self.arrived = time.monotonic()
-        self.deadline = math.inf
-        self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        given = self.headers.get(b"x-request-id")
-        self.request_id = given if given is not None and PRINTABLE.fullmatch(given) else b"%032x" % getrandbits(128)
-        self.route = "unmatched"
-        self.status = 0
-        self.close = False
-        self.unread = True
-
-    def header(self, name: bytes) -> str:
-        """A header's value, empty if it was not sent."""
-        return self.headers.get(name, b"").decode("latin-1")
-
 
 def ours(error: BaseException, exchange: Exchange) -> AttentionError:
-    """The error as one of ours; one that nobody foresaw is logged."""
+    """The error as one of ours; if it is our fault, the log says which request met it."""
+    request = exchange.request_id.decode()
+    known = {"request_id": request}
     if isinstance(error, AttentionError):
-        return error
-    log.error("request %s failed", exchange.request_id.decode(), exc_info=error)
-    return InternalError("something unforeseen went wrong on our side; it is logged under this instance id")
+        found = error
+        if isinstance(error, BackendFailed):
+            log.error("request %s failed: %s", request, error, extra=known)
+    else:
+        found = InternalError("something unforeseen went wrong on our side; it is logged under this instance id")
+        log.error("request %s failed\n%s", request, outline(error), extra=known)
+        log.debug("request %s failed", request, exc_info=error, extra=known)
+    if exchange.details is not None:
+        exchange.details.problem = found.code
+    return found
 
 
 def failed(error: BaseException, exchange: Exchange) -> AttentionError:
@@ -87,21 +53,6 @@ def identified(headers: Iterable[tuple[bytes, bytes]], exchange: Exchange) -> He
     if exchange.close:
         found.append((b"connection", b"close"))
     return found
-
-
-def ended(metrics: Metrics, exchange: Exchange, method: str, status: str, outcome: str) -> None:
-    """Count a request that has ended, once, and write its log line."""
-    elapsed = time.monotonic() - exchange.arrived
-    metrics.ended(exchange.route, method, status, outcome, elapsed)
-    if access_log.isEnabledFor(logging.DEBUG):
-        request = exchange.request_id.decode()
-        access_log.debug("%s %s %s %s %.3f ms", request, method, exchange.route, status, elapsed * 1e3)
-
-
-def count(metrics: Metrics, exchange: Exchange, method: str) -> None:
-    """Count a request over HTTP that has ended; see `ended`."""
-    status = exchange.status or 499  # no answer was begun: the client left
-    ended(metrics, exchange, method if method in METHODS else "other", str(status), outcome_of(status))
 
 
 def with_problems(application: Application) -> Application:
@@ -132,9 +83,9 @@ class Observe:
     Each received request ends in exactly one outcome counter, whatever happens to it.
     """
 
-    def __init__(self, application: Application, metrics: Metrics) -> None:
-        """Observe `application`."""
-        self._application, self._metrics = with_problems(application), metrics
+    def __init__(self, application: Application, records: Records) -> None:
+        """Observe `application`, and tell `records`."""
+        self._application, self._records = with_problems(application), records
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See the ASGI specification."""
@@ -143,12 +94,15 @@ class Observe:
             return
         exchange = Exchange(scope)
         scope["exchange"] = exchange
-        self._metrics.begun()
+        self._records.begun(exchange, scope["method"], scope["path"])
+        details = exchange.details
 
         async def observed_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 exchange.status = message["status"]
                 message["headers"] = identified(message.get("headers", ()), exchange)
+            elif details is not None:
+                details.sent += len(message.get("body", b""))
             await send(message)
 
         try:
@@ -156,7 +110,7 @@ class Observe:
         finally:
             if exchange.route == "unmatched" and (matched := scope.get("route")) is not None:
                 exchange.route = getattr(matched, "path", exchange.route)
-            count(self._metrics, exchange, scope["method"])
+            self._records.answered(exchange, scope["method"])
 
 
 def problem_answer(error: AttentionError, exchange: Exchange, dialect: Dialect) -> tuple[int, Headers, bytes]:

@@ -9,17 +9,19 @@ from functools import partial
 from typing import Any, Protocol
 
 from models.errors import AttentionError
+from service import tracing
 from service.access import Access
 from service.body import Intake
 from service.catalog import Catalog, load_catalog
 from service.engine import LocalEngine
 from service.errors import ConfigurationError, Draining, NotReady, UnservableModel
+from service.exchange import Exchange
 from service.exposition import Family, merged, snapshot
 from service.gpu import watch_gpus
 from service.loader import Change, Loader
 from service.metrics import Metrics
-from service.observe import Exchange
 from service.peers import Alone, Peers
+from service.records import Records
 from service.settings import MIB, Settings
 from service.shadow import Shadow
 from service.statistics import Statistics
@@ -51,6 +53,7 @@ class Runtime:
     """What routes share. Made once per application.
 
     Attributes:
+        records: of the requests.
         complete: whether all workers have been started; a service is not ready before that.
     """
 
@@ -73,6 +76,8 @@ class Runtime:
         """
         self.settings = settings
         self.metrics = Metrics()
+        self._tracing = tracing.opened(settings)
+        self.records = Records(self.metrics, self._tracing, access_log=settings.access_log)
         self.peers = Alone(settings.rate_limit) if peers is None else peers
         self.intake = Intake(settings, self.metrics)
         self.access = Access(settings, self.metrics, self.peers)
@@ -251,6 +256,11 @@ class Runtime:
 
     async def stop(self) -> None:
         """Answer what was accepted, `shutdown_timeout_s` at most, then close."""
+        await self._stop()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
+
+    async def _stop(self) -> None:
         self.begin_drain()
         if self._engine is None:
             self._part()

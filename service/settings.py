@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 import models
@@ -155,6 +156,12 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least severe log line."
     )
+    log_format: Literal["text", "json"] = Field(default="text", description="`json`: each log line is one JSON object.")
+    access_log: bool = Field(default=False, description="Whether each request writes a log line when it has ended.")
+    tracing: bool = Field(
+        default=False,
+        description="Whether spans of requests are sent, as the `OTEL_*` variables say. Needs the extra `tracing`.",
+    )
 
     @field_validator("api_keys", "admin_keys", "tutor_keys", "cors_origins", "frame_ancestors", mode="before")
     @classmethod
@@ -196,5 +203,12 @@ def load_settings(**overrides: object) -> Settings:
     try:
         return Settings(**{name: value for name, value in overrides.items() if value is not None})  # type: ignore[arg-type]
     except ValidationError as error:
-        faults = (f"{PREFIX}{str(e['loc'][0]).upper()}={e['input']!r}: {e['msg']}" for e in error.errors())
-        raise ConfigurationError("; ".join(faults)) from error
+        raise ConfigurationError("; ".join(map(_fault, error.errors()))) from error
+
+
+def _fault(error: ErrorDetails) -> str:
+    """What is wrong with which setting, and its value, unless that is a secret."""
+    name = str(error["loc"][0])
+    field = Settings.model_fields.get(name)
+    shown = f"={error['input']!r}" if field is None or field.repr else ""
+    return f"{PREFIX}{name.upper()}{shown}: {error['msg']}"

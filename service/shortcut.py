@@ -18,7 +18,8 @@ from service.access import guarded
 from service.body import squeezed
 from service.engine import LocalEngine, Verdicts
 from service.errors import ClientGone
-from service.observe import Exchange, Headers, Scope, count, failed, identified, problem_answer
+from service.exchange import Exchange, Headers, Scope
+from service.observe import failed, identified, problem_answer
 from service.problems import dialect_of
 from service.routes.base import RawRoutes
 from service.routes.tensors import Call, Inference, TensorRoute
@@ -145,7 +146,9 @@ class Shortcut:
             known.large = True
             return None
         straight = Straight(runtime, known, exchange, inference, reply)
-        runtime.metrics.begun()
+        runtime.records.begun(exchange, known.scope["method"], known.scope["path"])
+        if exchange.details is not None:
+            exchange.details.received = len(body)
         try:
             ticket = inference.queue(prepared)
         except Exception as error:  # noqa: BLE001 - as above
@@ -203,9 +206,11 @@ class Straight:
 
     def _send(self, status: int, headers: Headers, body: bytes) -> None:
         self._exchange.status = status
+        if self._exchange.details is not None:
+            self._exchange.details.sent = len(body)
         if not self._gone:
             self._reply(status, identified(headers, self._exchange), body)
 
     def _end(self, *, failed: bool) -> None:
         self._inference.end(failed=failed)
-        count(self._runtime.metrics, self._exchange, self._known.scope["method"])
+        self._runtime.records.answered(self._exchange, self._known.scope["method"])

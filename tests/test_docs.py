@@ -42,6 +42,20 @@ def metric_rows() -> list[str]:
     return rows
 
 
+def test_every_field_of_log_lines_and_every_attribute_of_spans_is_explained():
+    """Somebody searches by them."""
+    page = (ROOT / "docs/observability.md").read_text()
+    source = (ROOT / "service/records.py").read_text()
+    attributes = set(re.findall(r'"((?:attention|error|http|rpc|url)\.[\w.]+)"', source))
+    fields = set(re.findall(r'"(\w+)": |fields\["(\w+)"\]', source.partition("def _fields")[2]))
+    named = set(re.findall(r"`([\w.]+)`", page))
+
+    assert len(attributes) > 15
+    assert attributes - {"url.scheme"} <= named
+    assert len(fields) > 12
+    assert {one or other for one, other in fields} <= named
+
+
 def problem_rows() -> list[str]:
     return [f"| `/problems/{cls.code}` | {status_of(cls)} | {title_of(cls)}. |" for cls in known_problems()]
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from service import logs
+from service import logs, tracing
 from service.settings import load_settings
 from service.workers.share import engine_apart, worker_count
 
@@ -38,6 +38,7 @@ def serve(
     """
     settings = load_settings(host=host, port=port, backend=backend, device=device, workers=workers)
     logs.set_up(settings)
+    tracing.check(settings)
     console = Console(highlight=False, soft_wrap=True)
 
     def on_ready(url: str, rpc: str) -> None:

@@ -107,7 +107,7 @@ class RemoteQueue:
         if "code" in frame.head:
             self._end(ticket, error_of(frame.head))
             return
-        verdicts, ticket.started, ticket.finished = answer_of(frame)
+        verdicts, (ticket.started, ticket.finished, ticket.tokens, ticket.batch) = answer_of(frame)
         ticket.ended, ticket.waiting = True, 0
         if not ticket.future.done():
             ticket.future.set_result(verdicts)

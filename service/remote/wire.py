@@ -101,8 +101,12 @@ def _options(kind: type[AnswerOptions], text: str, model: str) -> AnswerOptions:
     return kind.model_validate(fields).model_copy(update={"model": model or None})
 
 
-def answer_frame(verdicts: Verdicts, started: float, finished: float) -> tuple[Head, list[Array]]:
-    """The answer to a request, and when it was computed."""
+Ran = tuple[float, float, int, int]
+"""Of a ticket: when it was started and finished, its tokens, and its batch."""
+
+
+def answer_frame(verdicts: Verdicts, ran: Ran) -> tuple[Head, list[Array]]:
+    """The answer to a request, and how it was computed."""
     arrays: list[Array] = []
     names = []
     for answer, _ in verdicts:
@@ -110,10 +114,10 @@ def answer_frame(verdicts: Verdicts, started: float, finished: float) -> tuple[H
             arrays += [value.indices, value.values] if isinstance(value, TopK) else [value]
         names.append([(name, isinstance(value, TopK)) for name, value in answer.items()])
     rows = [rows for _, rows in verdicts]
-    return {"answers": names, "rows": rows, "started": started, "finished": finished}, arrays
+    return {"answers": names, "rows": rows, "ran": ran}, arrays
 
 
-def answer_of(frame: Frame) -> tuple[Verdicts, float, float]:
+def answer_of(frame: Frame) -> tuple[Verdicts, Ran]:
     """What `answer_frame` was made of.
 
     Raises:
@@ -127,7 +131,8 @@ def answer_of(frame: Frame) -> tuple[Verdicts, float, float]:
             for name, sparse in names:
                 answer[name] = TopK(next(arrays), next(arrays)) if sparse else next(arrays)
             verdicts.append((answer, rows))
-        return verdicts, head["started"], head["finished"]
+        started, finished, tokens, batch = head["ran"]
+        return verdicts, (started, finished, tokens, batch)
     except (KeyError, TypeError, ValueError, StopIteration) as error:
         raise BadFrame(f"an answer that cannot be read: {error!r}") from error
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel
 
-from service.observe import Exchange, Receive, Scope, Send
+from service.exchange import Exchange, Receive, Scope, Send
 
 
 class RawRoute(Protocol):

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from service.access import KEY_NEEDED
 from service.codecs.negotiation import preferred
-from service.observe import Exchange
+from service.exchange import Exchange
 from service.routes.json_body import described, read
 from service.routes.pages import HEADERS
 from service.runtime import Runtime

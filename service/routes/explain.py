@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from service.body import WORTH_COMPRESSING, answer_coding, compress
 from service.codecs.negotiation import preferred, received
 from service.errors import DeadlineExceeded, Draining, QueueFull
-from service.observe import Exchange
+from service.exchange import Exchange
 from service.routes.attention import Mask, ProjectionsBody, Rows, TensorObject
 from service.routes.explain_problem import pose
 from service.routes.explain_request import ExplainOptions, ExplainRequest, read

@@ -13,9 +13,9 @@ from service.codecs import v2, v2_rest
 from service.codecs.v2_tensors import MOST_AXES, TOKEN_TENSORS
 from service.engine import LocalEngine, Prepared, Tokenised
 from service.errors import UnknownField
+from service.exchange import Exchange, Scope
 from service.lane import Steps
 from service.messages import OWN, AttentionInput, AttentionOutput, TextInput
-from service.observe import Exchange, Scope
 from service.protocol import name_of
 from service.routes.tensors import (
     LONG_ANSWER,

@@ -9,7 +9,7 @@ from models.errors import FieldError, InvalidInput
 from service.codecs.base import nearest
 from service.codecs.strict_json import escaped, json_object
 from service.errors import UnknownField
-from service.observe import Exchange
+from service.exchange import Exchange
 from service.runtime import Runtime
 
 M = TypeVar("M", bound=BaseModel)

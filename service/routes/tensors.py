@@ -18,10 +18,10 @@ from service.codecs import ENCODERS, decoder_for, encoder_for
 from service.codecs.base import Decoder, Encoder, LongDecoder, check_media_type
 from service.engine import LocalEngine, Prepared, Submission, Verdicts
 from service.errors import ClientGone, Draining, InvalidOption
+from service.exchange import Exchange, Headers, Receive, Scope, Send, Work
 from service.lane import Lane, Piece, Steps
 from service.messages import AnswerOptions, AttentionOutput
 from service.metrics import Metrics
-from service.observe import Exchange, Headers, Receive, Scope, Send
 from service.problems import MEDIA_TYPE as PROBLEM
 from service.runtime import Runtime
 from service.settings import Settings
@@ -132,6 +132,7 @@ class Inference:
     """
 
     submission: Submission
+    _decoding = _decoded = _computed = _encoded = 0.0  # when, by `time.monotonic`
 
     def __init__(self, exchange: Exchange, call: Call, engine: LocalEngine, metrics: Metrics, deadline: float) -> None:
         """Begin a request; errors as in `Call.statistics`."""
@@ -149,13 +150,13 @@ class Inference:
 
     def prepare(self, body: bytes) -> Prepared:
         """Decode the body, and check what it asks for."""
-        self._decoding = time.perf_counter()
+        self._decoding = time.monotonic()
         self._request = self.call.read(body)
         return self.call.prepare(self._request, len(body))
 
     async def prepare_long(self, body: bytes, lane: Lane) -> Prepared:
         """The same, while the event loop goes on."""
-        self._decoding = time.perf_counter()
+        self._decoding = time.monotonic()
         steps = self.call.read_in_steps(body)
         request = None if steps is None else await lane.run(steps)
         self._request = await asyncio.to_thread(self.call.read, body) if request is None else request
@@ -163,7 +164,7 @@ class Inference:
 
     def queue(self, prepared: Prepared) -> Ticket:
         """Queue it; errors as in `LocalEngine.queue`."""
-        self._decoded = time.perf_counter()
+        self._decoded = time.monotonic()
         deadline = min(self.deadline, self._exchange.arrived + self.call.timeout_s(self._request))
         self.submission = self._engine.queue(prepared, deadline)
         self._ticket, self._statistics = self.submission.ticket, self.submission.statistics
@@ -176,7 +177,7 @@ class Inference:
 
     def computed(self) -> None:
         """There are verdicts: what is done from now on is to encode."""
-        self._computed = time.perf_counter()
+        self._computed = time.monotonic()
 
     def write(self, output: AttentionOutput) -> Written:
         """The answer."""
@@ -187,7 +188,8 @@ class Inference:
         assert self._ticket is not None, "what is answered was queued"
         ticket = self._ticket
         decode, queue = self._decoded - self._decoding, ticket.started - ticket.submitted
-        compute, encode = ticket.finished - ticket.started, time.perf_counter() - self._computed
+        self._encoded = time.monotonic()
+        compute, encode = ticket.finished - ticket.started, self._encoded - self._computed
         self._stages = {"decode": decode, "queue": queue, "compute": compute, "encode": encode}
         timing = b"decode;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f, encode;dur=%.3f" % (
             decode * 1e3, queue * 1e3, compute * 1e3, encode * 1e3,
@@ -216,7 +218,27 @@ class Inference:
             if statistics is not None:
                 statistics.fail.add(time.monotonic() - self._exchange.arrived)
         if self._ticket is not None:
+            if (details := self._exchange.details) is not None:
+                details.work = self._work(self._ticket)
             self._engine.batcher.release(self._ticket)
+
+    def _work(self, ticket: Ticket) -> Work:
+        """What was computed, as far as it came."""
+        name, version = self.submission.model
+        stages = (
+            ("decode", self._decoding, self._decoded),
+            ("queue", ticket.submitted, ticket.started),
+            ("compute", ticket.started, ticket.finished),
+            ("encode", self._computed, self._encoded),
+        )
+        return Work(
+            model=f"{name}@{version}" if version else name,
+            backend=self.submission.backend.name,
+            sequences=ticket.sequences,
+            tokens=ticket.tokens,
+            batch=ticket.batch,
+            stages=[(stage, begin, end) for stage, begin, end in stages if end],
+        )
 
 
 class TensorEndpoint(ABC):

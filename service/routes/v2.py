@@ -9,9 +9,9 @@ from pydantic import BaseModel, Field
 from service.access import KEY_NEEDED
 from service.codecs.strict_json import json_object
 from service.errors import InvalidOption, UnknownField, WrongType
+from service.exchange import Exchange
 from service.loader import Change
 from service.metrics import package_version
-from service.observe import Exchange
 from service.protocol import (
     IndexedModel,
     ModelConfig,

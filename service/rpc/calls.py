@@ -9,16 +9,15 @@ import grpc
 
 from models.errors import AttentionError
 from service.errors import DeadlineExceeded, Draining, TooLarge
-from service.observe import Exchange, ended, ours
+from service.exchange import Exchange
+from service.observe import ours
 from service.problems import OPEN_INFERENCE, outcome_of, problem, rpc_code_of, status_of, text_of, type_of
+from service.records import RPC
 from service.runtime import Runtime
 
 Read = Callable[[], Awaitable[bytes]]
 Handle = Callable[["RpcExchange", Read], Awaitable[Any]]
 """Answers a message with another, or with the bytes of one; may raise an `AttentionError`."""
-
-METHOD = "GRPC"
-"""What metrics have in the place of an HTTP method."""
 
 LAG_S = 0.05
 """A client that gives up at its deadline is heard a moment before that passes here: it was sent as so long from now."""
@@ -107,14 +106,24 @@ class Calls:
         self, exchange: RpcExchange, context: Any, handle: Handle, read: Read, *, guarded: bool
     ) -> bytes | AttentionError:
         """The answer to a request, or what it failed by; counted once, however it ends."""
-        self.runtime.metrics.begun()
+        self.runtime.records.begun(exchange, RPC, exchange.route)
+        details = exchange.details
+
+        async def received() -> bytes:
+            message = await read()
+            if details is not None:
+                details.received = len(message)
+            return message
+
         code, outcome = "CANCELLED", "cancelled"
         try:
             if guarded:
                 await self.runtime.access.check(exchange, exchange.client)
-            answer = await handle(exchange, read)
+            answer = await handle(exchange, received)
             content: bytes = answer if isinstance(answer, bytes) else answer.SerializeToString()
             code, outcome = "OK", "ok"
+            if details is not None:
+                details.sent = len(content)
             return content
         except asyncio.CancelledError:  # gRPC does that when the client leaves and when its deadline passes
             if (left := context.time_remaining()) is not None and left <= LAG_S:
@@ -125,7 +134,7 @@ class Calls:
             code, outcome = rpc_code_of(type(known)), outcome_of(status_of(type(known), OPEN_INFERENCE))
             return known
         finally:
-            ended(self.runtime.metrics, exchange, METHOD, code, outcome)
+            self.runtime.records.ended(exchange, RPC, code, outcome)
 
     async def read(self, context: Any) -> bytes:
         """The one message of a call, decompressed here, where that has a limit."""

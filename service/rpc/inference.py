@@ -9,9 +9,9 @@ from models.errors import AttentionError
 from service import protocol
 from service.engine import LocalEngine
 from service.errors import Forbidden, NotFound, NotReady, Unauthorized
+from service.exchange import Exchange, Message, Scope
 from service.messages import AttentionOutput
 from service.metrics import package_version
-from service.observe import Exchange, Message, Scope
 from service.routes.infer import InferCall, Understood
 from service.routes.tensors import LONG_BODY, LONG_TEXT, Call, TensorEndpoint, Written
 from service.rpc.calls import Calls, Read, RpcExchange, abort, details_of

@@ -215,5 +215,5 @@ def apology() -> bytes:
     """
     error = WorkerLost("the process that held the request has ended, and another takes its place", retry_after_s=1)
     request_id, answer = whole_answer(error, Dialect(MEDIA_TYPE, text="error"))
-    log.error("request %s was lost with its worker", request_id)
+    log.error("request %s was lost with its worker", request_id, extra={"request_id": request_id})
     return answer

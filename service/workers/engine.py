@@ -20,6 +20,7 @@ from service.batcher import Ticket
 from service.catalog import Loaded
 from service.engine import LocalEngine, Submission, Tokenised
 from service.errors import Draining, InternalError, WorkerLost
+from service.logs import outline
 from service.messages import TextInput
 from service.remote.engine import GREETING
 from service.remote.frames import Area, BadFrame, Frame, Link
@@ -175,7 +176,9 @@ class Desk:
         if (error := future.exception()) is not None:
             self._refuse(link, number, error)
             return
-        head, arrays = answer_frame(future.result(), held.ticket.started, held.ticket.finished)
+        ticket = held.ticket
+        ran = (ticket.started, ticket.finished, ticket.tokens, ticket.batch)
+        head, arrays = answer_frame(future.result(), ran)
         link.send({"did": "answer", "id": number, **head}, arrays)
 
     def _part(self, link: Link, held: Held) -> None:
@@ -218,7 +221,7 @@ class Desk:
 def _named(error: BaseException) -> AttentionError:
     if isinstance(error, AttentionError):
         return error
-    log.error("a request could not be taken", exc_info=error)
+    log.error("a request could not be taken\n%s", outline(error))
     return InternalError("something unforeseen went wrong on our side; it has been logged")
 
 

@@ -212,7 +212,7 @@ def test_torch_for_the_cpu_comes_from_its_own_index_and_for_cuda_from_pypi():
     assert pairs("deps", "ARG")["TORCH_INDEX"] == "https://download.pytorch.org/whl/cpu"
     assert '--extra-index-url "$TORCH_INDEX"' in " ".join(all_of("deps", "RUN"))
     assert "index" not in " ".join(all_of("deps-cuda", "RUN")).lower()
-    assert "'.[cuda]'" in " ".join(all_of("deps-cuda", "RUN"))
+    assert "'.[cuda,tracing]'" in " ".join(all_of("deps-cuda", "RUN"))
 
 
 def test_the_load_tests_image_has_what_the_load_test_imports():

@@ -6,8 +6,8 @@ import pytest
 
 from service.access import Access
 from service.errors import Forbidden, RateLimited, Unauthorized
+from service.exchange import Exchange
 from service.metrics import Metrics
-from service.observe import Exchange
 from service.peers import Alone
 from service.settings import Settings
 

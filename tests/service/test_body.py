@@ -26,8 +26,8 @@ from service.errors import (
     Unparsable,
     UnsupportedMediaType,
 )
+from service.exchange import Exchange
 from service.metrics import Metrics
-from service.observe import Exchange
 from service.settings import MIB, Settings
 
 LAW = hypothesis_settings(deadline=None, max_examples=150, derandomize=True)

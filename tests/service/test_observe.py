@@ -4,14 +4,25 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from service import observe
-from service.errors import ClientGone, ClientTimeout, DeadlineExceeded, Draining, NotFound, QueueFull, TooLarge
+from service.errors import (
+    BackendFailed,
+    ClientGone,
+    ClientTimeout,
+    DeadlineExceeded,
+    Draining,
+    NotFound,
+    QueueFull,
+    TooLarge,
+)
 from service.metrics import OUTCOMES, Metrics
 from service.observe import Observe
+from service.records import Records
 
 
 class Client:
@@ -67,7 +78,7 @@ def raising(error: BaseException, *, begun: bool = False, close: bool = False) -
 
 def run(application: Any, client: Client | None = None, metrics: Metrics | None = None, **given: Any) -> Client:
     client = client or Client()
-    asyncio.run(Observe(application, metrics or Metrics())(scope(**given), client.receive, client.send))
+    asyncio.run(Observe(application, Records(metrics or Metrics()))(scope(**given), client.receive, client.send))
     return client
 
 
@@ -123,7 +134,7 @@ def test_an_error_of_ours_is_its_problem():
 
 
 def test_any_other_exception_is_a_500_that_tells_nothing(caplog: pytest.LogCaptureFixture):
-    """The cause goes to the log with the id, never to the caller."""
+    """Where it was raised goes to the log with the id, not to the caller; what it says goes to neither."""
     client = run(raising(ValueError("secret path /etc/passwd")), x_request_id="mine")
 
     assert client.status == 500
@@ -132,9 +143,28 @@ def test_any_other_exception_is_a_500_that_tells_nothing(caplog: pytest.LogCaptu
     text = json.dumps(problem)
     assert not any(word in text for word in ("secret", "ValueError", "Traceback", "passwd"))
     (record,) = caplog.records
-    assert "mine" in record.getMessage()
-    assert record.exc_info is not None
-    assert record.levelno == logging.ERROR
+    told = record.getMessage()
+    assert "request mine failed" in told
+    assert "ValueError" in told
+    assert f'{Path(__file__).name}", line' in told
+    assert "passwd" not in told
+    assert (record.request_id, record.exc_info, record.levelno) == ("mine", None, logging.ERROR)
+
+
+def test_the_log_says_which_request_a_backend_failed_for(caplog: pytest.LogCaptureFixture):
+    """What the backend said is logged by itself, of a batch that may be several callers'."""
+    run(raising(BackendFailed("the computation failed")), x_request_id="mine")
+
+    (record,) = caplog.records
+    assert record.request_id == "mine"
+
+
+def test_at_the_level_debug_the_log_has_what_the_error_says(caplog: pytest.LogCaptureFixture):
+    """For whoever looks for a fault, where requests are nobody's secret."""
+    with caplog.at_level(logging.DEBUG, "service.observe"):
+        run(raising(ValueError("secret path")))
+
+    assert [record.exc_info is not None for record in caplog.records] == [False, True]
 
 
 def test_an_error_after_the_answer_has_begun_breaks_it_off():
@@ -247,7 +277,7 @@ def test_every_request_ends_in_exactly_one_outcome():
 
         def start(application: Any, **given: Any) -> "asyncio.Task[None]":
             client = Client()
-            observed = Observe(application, metrics)(scope(**given), client.receive, client.send)
+            observed = Observe(application, Records(metrics))(scope(**given), client.receive, client.send)
             return asyncio.get_running_loop().create_task(observed)
 
         def sample(name: str) -> float:
@@ -303,7 +333,7 @@ def test_other_protocols_pass_untouched():
     async def application(scope: Any, receive: Any, send: Any) -> None:
         seen.append(scope["type"])
 
-    asyncio.run(Observe(application, metrics)({"type": "lifespan"}, Client().receive, Client().send))
+    asyncio.run(Observe(application, Records(metrics))({"type": "lifespan"}, Client().receive, Client().send))
 
     assert seen == ["lifespan"]
     assert metrics.registry.get_sample_value("attention_requests_received_total") == 0

@@ -72,7 +72,7 @@ def test_an_empty_variable_is_as_good_as_none(name, monkeypatch):
         ("ATTENTION_PROT", "did you mean ATTENTION_PORT?"),
         ("ATTENTION_MAX_TOKEN", "did you mean ATTENTION_MAX_TOKENS?"),
         ("attention_max_token", "did you mean ATTENTION_MAX_TOKENS?"),
-        ("ATTENTION_ZZZZZZZZZZZZZZZZZZZZ", "known are ATTENTION_ADMIN_KEYS, "),
+        ("ATTENTION_ZZZZZZZZZZZZZZZZZZZZ", "known are ATTENTION_ACCESS_LOG, "),
     ],
 )
 def test_an_unknown_variable_is_refused_with_the_nearest_known_one(variable, hint, monkeypatch):

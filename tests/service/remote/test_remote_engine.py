@@ -75,7 +75,7 @@ class Engine:
     def answer(self, frame):
         """Answer a request with its own inputs."""
         sequences = request_of(frame).request.sequences
-        head, arrays = answer_frame([({"outputs": s.inputs}, []) for s in sequences], 1.0, 2.0)
+        head, arrays = answer_frame([({"outputs": s.inputs}, []) for s in sequences], (1.0, 2.0, 3, 1))
         self.link.send({"did": "answer", "id": frame.head["id"], **head}, arrays)
 
     def refuse(self, frame, error, did="answer"):

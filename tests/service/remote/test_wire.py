@@ -102,9 +102,9 @@ def test_an_answer_arrives_as_it_was():
         ({"layers.5.scores": np.full((2, 2), -np.inf, np.float32)}, []),
     ]
 
-    found, started, finished = answer_of(carried(*answer_frame(verdicts, 1.25, 2.5)))
+    found, ran = answer_of(carried(*answer_frame(verdicts, (1.25, 2.5, 3, 4))))
 
-    assert (started, finished) == (1.25, 2.5)
+    assert ran == (1.25, 2.5, 3, 4)
     assert [rows for _, rows in found] == [[0, 2], []]
     assert [list(answer) for answer, _ in found] == [["outputs", "weights"], ["layers.5.scores"]]
     same(found[0][0]["outputs"], verdicts[0][0]["outputs"])
@@ -114,7 +114,7 @@ def test_an_answer_arrives_as_it_was():
 
 
 def test_half_an_answer_is_none():
-    head, arrays = answer_frame([({"outputs": numbers(3, 2)}, [])], 1.0, 2.0)
+    head, arrays = answer_frame([({"outputs": numbers(3, 2)}, [])], (1.0, 2.0, 3, 1))
 
     for broken in ((head, []), ({**head, "rows": []}, arrays), ({}, arrays)):
         with pytest.raises(BadFrame):
