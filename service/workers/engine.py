@@ -249,7 +249,7 @@ async def compute(control: socket.socket, listener: socket.socket) -> None:
     """Compute until the supervisor says stop; or, if it ends, until the workers have."""
     channel = await Channel.opened(control)
     hello = (await channel.receive())["argument"]
-    settings = Settings(**hello["settings"])
+    settings = Settings(**hello["settings"] | {"tracing": False})  # workers make spans, of stages here too
     logs.set_up(settings, "engine")
     ending = asyncio.Event()
 

@@ -17,6 +17,7 @@ from service.metrics import STAGES
 
 pytestmark = [
     pytest.mark.server,
+    pytest.mark.timeout(300),
     pytest.mark.skipif(
         shutil.which("prometheus") is None, reason="no prometheus; on Debian: apt-get install prometheus"
     ),

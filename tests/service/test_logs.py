@@ -283,6 +283,7 @@ def tell_all(server: Server) -> list[str]:
 
 
 @pytest.mark.server
+@pytest.mark.timeout(300)
 def test_no_secret_and_no_number_of_a_request_is_in_the_log(told: tuple[list[str], list[str]]):
     """Keys, headers, bodies, queries and paths: right, wrong and torn."""
     written, _ = told

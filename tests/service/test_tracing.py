@@ -309,6 +309,7 @@ def served(server: Server, requests: int) -> None:
 
 
 @pytest.mark.server
+@pytest.mark.timeout(300)
 def test_workers_send_theirs_and_a_collector_that_is_gone_hurts_nobody(artifacts: Path, collector: Collector):
     """Over OTLP, from two processes, by the ordinary way, the short one and gRPC; then with nobody to take it."""
     server = start_server(
