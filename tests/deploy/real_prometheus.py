@@ -16,10 +16,10 @@ from urllib.parse import urlencode
 import numpy as np
 import tritonclient.grpc as triton
 import yaml
-from tests.serving import ROOT, Server
 from wire import JSON, NPY, call, http_request, metrics_of, npy, raw, total, until
 
 from service.settings import PREFIX
+from tests.serving import ROOT, Server
 
 FILES = ROOT / "deploy/prometheus"
 INFER = "/inference.GRPCInferenceService/ModelInfer"

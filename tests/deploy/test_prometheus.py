@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.serving import start_server
 from real_prometheus import INFER, Client, Prometheus, settings, watching
 from test_monitoring import ALERTS, RECORDS, dashboard_expressions
 from wire import until
 
 from service.metrics import STAGES
+from tests.serving import start_server
 
 pytestmark = [
     pytest.mark.server,

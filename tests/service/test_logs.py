@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from conftest import Server, start_server
 from tritonclient.utils import InferenceServerException
 from wire import JSON, NPY, SAFETENSORS, asgi, call, connect, npy, raw, safetensors_file, send
 
@@ -25,6 +24,7 @@ from service.metrics import Metrics
 from service.records import Records
 from service.routes.tensors import TensorEndpoint
 from service.settings import Settings
+from tests.serving import Server, start_server
 
 MARK = "zq81secret"
 """In everything that a caller sends, but its request id."""

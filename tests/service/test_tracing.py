@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from tests.serving import Server, empty_repository, start_server
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -29,6 +28,7 @@ from service.metrics import STAGES
 from service.routes.tensors import TensorEndpoint
 from service.settings import Settings
 from service.tracing import Tracing
+from tests.serving import Server, empty_repository, start_server
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 UNSAMPLED = CALLER[:-2] + "00"
