@@ -10,6 +10,7 @@ from service.commands.demo import demo
 from service.commands.doctor import doctor
 from service.commands.export import export
 from service.commands.import_ import import_
+from service.commands.loadtest import loadtest
 from service.commands.measure import measure
 from service.commands.models import models
 from service.commands.run import run
@@ -22,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (serve, demo, run, import_, export, doctor, measure):
+for command in (serve, demo, run, import_, export, doctor, measure, loadtest):
     app.command(command.__name__.strip("_"))(command)
 app.add_typer(models, name="models")
 

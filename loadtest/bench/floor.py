@@ -4,7 +4,6 @@ On all cores there is a process for each: in one process, Python's lock would be
 """
 
 import multiprocessing
-import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -18,6 +17,7 @@ import torch
 from onnx import ModelProto
 
 from loadtest.bench import graphs
+from loadtest.bench.machine import cores
 from loadtest.bench.work import F32, Layer, cases
 
 Backend = Literal["onnx", "eager"]
@@ -48,11 +48,6 @@ def opened(device: Device) -> Iterator[Floor]:
     count = 1 if device.startswith("cuda") else cores()
     with ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
         yield Floor(pool, count, device)
-
-
-def cores() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def session(graph: ModelProto, device: Device = "cpu") -> ort.InferenceSession:

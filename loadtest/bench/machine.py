@@ -8,8 +8,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-from loadtest.bench.floor import cores
-
 PACKAGES: Final = (
     "self-attention-service",
     "numpy",
@@ -20,6 +18,11 @@ PACKAGES: Final = (
     "uvloop",
     "orjson",
 )
+
+
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def facts() -> dict[str, str]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
@@ -46,12 +46,14 @@ def draw(results: Results, folder: Path) -> None:
 
 
 @contextmanager
-def figure(path: Path, columns: int = 1, height: float = 3.6) -> Iterator[list[Any]]:
-    """Axes side by side, saved when the block ends."""
-    with mpl.rc_context(STYLE):
-        drawn = Figure(figsize=(4.6 * columns if columns > 1 else 6.4, height), layout="constrained")
+def figure(
+    path: Path | IO[str], columns: int = 1, height: float = 3.6, width: float = 6.4, **style: Any
+) -> Iterator[list[Any]]:
+    """Axes side by side, saved when the block ends; `width` is of a single one, `style` on top of STYLE."""
+    with mpl.rc_context(STYLE | style):
+        drawn = Figure(figsize=(4.6 * columns if columns > 1 else width, height), layout="constrained")
         yield list(drawn.subplots(1, columns, squeeze=False)[0])
-        drawn.savefig(path, metadata={"Date": None})
+        drawn.savefig(path, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
 
 
 def log_ticks(axis: Any, values: Sequence[int]) -> None:

@@ -125,13 +125,13 @@ def started(
 
 @contextmanager
 def started_service(
-    folder: Path, device: str = "auto", workers: int = 0, environment: Mapping[str, str] = NOTHING
+    folder: Path | None, device: str = "auto", workers: int = 0, environment: Mapping[str, str] = NOTHING
 ) -> Iterator[Server]:
     """Start this service.
 
     Args:
         folder: with the models in `repository`; exported graphs are kept in `artifacts`, unless ATTENTION_ARTIFACTS
-            names a folder.
+            names a folder. None: both as they are set.
         device: `ATTENTION_DEVICE`.
         workers: `ATTENTION_WORKERS`; 0 does not set it.
         environment: more variables, on top of these.
@@ -140,12 +140,10 @@ def started_service(
         Failed: as `started`.
     """
     port = free_port()
-    variables = {
-        "ATTENTION_MODEL_REPOSITORY": str(folder / "repository"),
-        "ATTENTION_ARTIFACTS": os.environ.get("ATTENTION_ARTIFACTS", str(folder / "artifacts")),
-        "ATTENTION_DEVICE": device,
-        "ATTENTION_LOG_LEVEL": "warning",
-    }
+    variables = {"ATTENTION_DEVICE": device, "ATTENTION_LOG_LEVEL": "warning"}
+    if folder is not None:
+        variables["ATTENTION_MODEL_REPOSITORY"] = str(folder / "repository")
+        variables["ATTENTION_ARTIFACTS"] = os.environ.get("ATTENTION_ARTIFACTS", str(folder / "artifacts"))
     if workers:
         variables["ATTENTION_WORKERS"] = str(workers)
     command = (sys.executable, "-m", "service", "serve", "--host", "127.0.0.1", "--port", str(port))

@@ -7,7 +7,7 @@ from typing import Final
 
 from loadtest.bench import plots
 from loadtest.bench.measure import STAGES
-from loadtest.bench.results import Results, Row
+from loadtest.bench.results import Results, Row, number
 from loadtest.bench.sections import BUSY, FIXED_LENGTH, FIXED_WIDTH
 from loadtest.bench.tiles import TILE_FROM, WIDE_HEAD
 from loadtest.bench.work import cases
@@ -47,16 +47,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
     lines += [f"| {' | '.join(map(str, row))} |" for row in rows]
     return "\n".join(lines)
-
-
-def number(value: float) -> str:
-    """Three digits that matter, and thousands apart."""
-    if value != value:
-        return ""
-    for limit, digits in ((10, 3), (100, 2), (1000, 1)):
-        if abs(value) < limit:
-            return f"{value:.{digits}f}" if limit < 1000 else f"{value:.0f}"
-    return f"{value:,.0f}"
 
 
 def picture(name: str, title: str) -> str:

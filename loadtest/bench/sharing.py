@@ -16,13 +16,14 @@ from typing import Final
 
 import numpy as np
 
-from loadtest.bench.floor import cores
 from loadtest.bench.formats import service_formats
 from loadtest.bench.http import Failed, Request, ask, wire
+from loadtest.bench.machine import cores
 from loadtest.bench.measure import parse_server_timing
 from loadtest.bench.options import positive
 from loadtest.bench.processes import end_in_order, started_service
-from loadtest.bench.report import number, table
+from loadtest.bench.report import table
+from loadtest.bench.results import number
 from loadtest.bench.work import Layer, inputs, write_repository
 
 THREADS: Final = "ATTENTION_COMPUTE_THREADS"

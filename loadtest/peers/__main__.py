@@ -13,11 +13,10 @@ from typing import Any, Final
 import onnx
 
 from loadtest.bench import graphs, work
-from loadtest.bench.floor import cores
 from loadtest.bench.formats import Format, service_formats
 from loadtest.bench.generator import drive
 from loadtest.bench.http import Failed, Request
-from loadtest.bench.machine import facts
+from loadtest.bench.machine import cores, facts
 from loadtest.bench.measure import figures, loaded, prepare
 from loadtest.bench.options import add_common, positive, several
 from loadtest.bench.processes import PORTS, Server, end_in_order, free_port, started, started_service

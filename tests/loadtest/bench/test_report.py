@@ -5,7 +5,7 @@ import pytest
 from loadtest.bench import report
 from loadtest.bench.compare import compare
 from loadtest.bench.compare import main as compare_files
-from loadtest.bench.results import Results, Row, load, medians
+from loadtest.bench.results import Results, Row, load, medians, number
 
 LOADED = {"rate": 1000.0, "p50_ms": 2.0, "p99_ms": 5.0, "errors": 0, "client_us": 9.0}
 STAGED = {"p50_ms": 0.4, "p99_ms": 0.9} | {f"{part}_ms": 0.08 for part in report.PARTS}
@@ -84,7 +84,7 @@ def test_the_report_is_written_with_its_pictures(tmp_path):
 )
 def test_numbers_keep_what_matters(value, shown):
     """Nobody needs microseconds of a second."""
-    assert report.number(value) == shown
+    assert number(value) == shown
 
 
 def test_two_runs_are_compared_by_their_ratios(tmp_path, capsys):
