@@ -1,14 +1,15 @@
 """The report: results as Markdown tables, with the pictures of `plots` between them."""
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from loadtest.bench import plots
 from loadtest.bench.measure import STAGES
-from loadtest.bench.results import Results, Row, number
+from loadtest.bench.results import Results, Row
 from loadtest.bench.sections import BUSY, FIXED_LENGTH, FIXED_WIDTH
+from loadtest.bench.tables import number, table
 from loadtest.bench.tiles import TILE_FROM, WIDE_HEAD
 from loadtest.bench.work import cases
 
@@ -40,13 +41,6 @@ def progress(row: Row) -> None:
     what = " ".join(str(value) for value in row.key.values())
     shown = " ".join(f"{name} {number(value)}" for name, value in list(row.figures.items())[:3])
     sys.stderr.write(f"{row.section}: {what}: {shown}\n")
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A Markdown table; numbers right-aligned in their columns by `number`."""
-    lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
-    lines += [f"| {' | '.join(map(str, row))} |" for row in rows]
-    return "\n".join(lines)
 
 
 def picture(name: str, title: str) -> str:

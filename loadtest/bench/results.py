@@ -51,16 +51,6 @@ class Results:
         path.write_bytes(orjson.dumps(self, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
-def number(value: float) -> str:
-    """Three digits that matter, and thousands apart."""
-    if value != value:
-        return ""
-    for limit, digits in ((10, 3), (100, 2), (1000, 1)):
-        if abs(value) < limit:
-            return f"{value:.{digits}f}" if limit < 1000 else f"{value:.0f}"
-    return f"{value:,.0f}"
-
-
 def load(path: Path) -> Results:
     """Read what `Results.save` wrote."""
     document = orjson.loads(path.read_bytes())

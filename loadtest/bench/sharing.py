@@ -22,8 +22,7 @@ from loadtest.bench.machine import cores
 from loadtest.bench.measure import parse_server_timing
 from loadtest.bench.options import positive
 from loadtest.bench.processes import end_in_order, started_service
-from loadtest.bench.report import table
-from loadtest.bench.results import number
+from loadtest.bench.tables import number, table
 from loadtest.bench.work import Layer, inputs, write_repository
 
 THREADS: Final = "ATTENTION_COMPUTE_THREADS"

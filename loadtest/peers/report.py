@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Final
 
 from loadtest.bench.plots import COLOURS, figure, plain_log
-from loadtest.bench.report import picture, table
-from loadtest.bench.results import Results, Row, number
+from loadtest.bench.report import picture
+from loadtest.bench.results import Results, Row
+from loadtest.bench.tables import number, table
 from loadtest.bench.work import cases
 from loadtest.peers import PEERS
 

@@ -169,6 +169,7 @@ def batches(subjects: Sequence[Document], phase: str, title: str) -> str:
                      hatch=HATCHES[at % len(HATCHES)], label=who)  # fmt: skip
         axis.set_xticks(range(len(labels)), labels, fontsize=8.5)
         axis.yaxis.set_major_locator(MaxNLocator(5))
+        axis.set_ylim(0, axis.get_ylim()[1] * (1.05 + 0.1 * len(found)))  # room for the names above the bars
         axis.set_xlabel("sequences in a batch")
         axis.set_title(f"Batches, %: {title}", loc="left")
         axis.grid(visible=False, axis="x")

@@ -98,7 +98,7 @@ def repeated(plan: Plan, folder: Path, judged: Judged | None) -> str:
     command = ["attention", "loadtest", *asked, "--slo", slo, "--users", plan.users, "--tokens", plan.tokens]
     if plan.models:
         command += ["--models", plan.models]
-    command += ["--connections", ",".join(map(str, plan.ladder)), "--seconds", f"{plan.seconds:g}"]
+    command += ["--connections", ",".join(map(str, plan.ladder)), "--seconds", str(plan.seconds)]
     command += ["--rounds", str(plan.rounds), "--precision", f"{plan.precision:g}", "--seed", str(plan.seed)]
     command += ["--pin" if plan.pin else "--no-pin", "--out", str(folder)]
     if judged is not None:

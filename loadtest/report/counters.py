@@ -63,13 +63,13 @@ class Counters:
         """Sum of the samples of that name that have these labels."""
         return sum(value for found, value in self.each(name) if labels.items() <= found.items())
 
-    def requests(self, outcome: str | None = None) -> int:
-        """Requests that ended, without those that only watch."""
+    def requests(self) -> int:
+        """Requests that were answered, without those that only watch."""
         return round(
             sum(
                 value
                 for labels, value in self.each("attention_requests_total")
-                if not labels["route"].startswith(OWN_ROUTES) and outcome in (None, labels["outcome"])
+                if not labels["route"].startswith(OWN_ROUTES) and labels["outcome"] != "cancelled"
             )
         )
 

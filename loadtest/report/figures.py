@@ -67,6 +67,11 @@ def holds(samples: Samples, asked: float, slo: Slo) -> bool:
     return kept and open_rate(samples, asked, slo) >= ACHIEVED * asked
 
 
+def answered(samples: Samples) -> int:
+    """Requests that got an answer, of whatever status."""
+    return int((samples.status > 0).sum())
+
+
 def generator_share(samples: Samples) -> float:
     """Share of one core that the generator was busy."""
     return samples.client_cpu_s / samples.elapsed_s if samples.elapsed_s else 0.0

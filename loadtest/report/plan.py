@@ -130,13 +130,13 @@ class Plan:
     tokens: str
     slo: Slo
     ladder: tuple[int, ...]
-    seconds: float
+    seconds: int
     rounds: int
     precision: float
     seed: int
     pin: bool
 
-    def seconds_for(self, rate: float, *, longer: bool = False) -> float:
+    def seconds_for(self, rate: float, *, longer: bool = False) -> int:
         """How long a rate is tried: so that there are a few hundred requests, but not five times as long as asked."""
-        enough = 3 / (1 - self.slo.percent / 100) / rate  # three requests that may be slower than the target
-        return min(5 * self.seconds, math.ceil(max(self.seconds * (2 if longer else 1), enough)))
+        enough = math.ceil(3 / (1 - self.slo.percent / 100) / rate)  # three requests that may be slower than the target
+        return min(5 * self.seconds, max(self.seconds * (2 if longer else 1), enough))

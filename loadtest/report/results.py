@@ -151,7 +151,7 @@ def _batches(grown: Counters | None) -> Document | None:
 def _counted(steps: Sequence[Step]) -> Document | None:
     """Requests by the generator's count and by the service's, and in how many measurements the two differ."""
     shown = [step for step in steps if step.grown is not None]
-    pairs = [(len(step.samples), step.grown.requests()) for step in shown if step.grown is not None]
+    pairs = [(figures.answered(step.samples), step.grown.requests()) for step in shown if step.grown is not None]
     if not pairs:
         return None
     return {

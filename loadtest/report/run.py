@@ -25,7 +25,7 @@ from loadtest.samples import Samples
 Phase = Literal["warm-up", "closed", "search", "confirm", "open"]
 
 WARM_UP_CONNECTIONS: Final = 8
-WARM_UP_S: Final = 2.0
+WARM_UP_S: Final = 2
 FIRST_SHARE: Final = 0.7
 """Share of the best closed loop's rate with which the search begins."""
 
@@ -98,7 +98,7 @@ class Run:
         for name in self.urls:
             if self.measures:
                 self.about[name] = read(self.urls[name]).about()
-            self._measure(name, "warm-up", 0, min(WARM_UP_S, self.plan.seconds), WARM_UP_CONNECTIONS, check_every=1)
+            self._measure(name, "warm-up", 0, min(WARM_UP_S, self.plan.seconds), WARM_UP_CONNECTIONS)
         for round_ in self._rounds():
             for connections in self.plan.ladder:
                 for name in self._turns(round_):
@@ -149,15 +149,13 @@ class Run:
         name: str,
         phase: Phase,
         round_: int,
-        seconds: float,
+        seconds: int,
         connections: int,
         rate: float | None = None,
-        check_every: int | None = None,
     ) -> Step:
         url = self.urls[name]
         before = read(url) if self.measures else None
-        options = {} if check_every is None else {"check_every": check_every}
-        samples = self.suite.run(url, seconds, connections=connections, rate=rate, **options)
+        samples = self.suite.run(url, seconds, connections=connections, rate=rate)
         step = Step(
             name,
             phase,
@@ -167,7 +165,7 @@ class Run:
             None if rate is None else figures.holds(samples, rate, self.plan.slo),
             self._figures(samples, rate),
             samples,
-            None if before is None else grown(url, before, len(samples)),
+            None if before is None else grown(url, before, figures.answered(samples)),
         )
         self.steps.append(step)
         self.done(step)

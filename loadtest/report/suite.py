@@ -18,8 +18,8 @@ OPEN_CONNECTIONS: Final = 64
 DRAIN_S: Final = 60
 """How long answers are waited for once no more requests are sent."""
 CHECK_EVERY: Final = 10
-"""Of the answers of a closed loop, each user checks the first of so many. Those of an open loop are not checked: their
-time would be that of other requests' too."""
+"""In an open loop, each user has the first of so many answers checked, after its end, when nobody waits. In a closed
+loop none is: to read a large answer takes the generator as long as the service takes for several."""
 
 ROOT: Final = Path(__file__).parents[2]
 
@@ -42,9 +42,7 @@ class Suite:
     seed: int
     folder: Path
 
-    def run(
-        self, url: str, seconds: float, *, connections: int, rate: float | None = None, check_every: int = CHECK_EVERY
-    ) -> Samples:
+    def run(self, url: str, seconds: int, *, connections: int, rate: float | None = None) -> Samples:
         """Load a service: in a closed loop, or with so many requests a second whatever it does.
 
         Raises:
@@ -54,11 +52,13 @@ class Suite:
         path.unlink(missing_ok=True)
         command = [sys.executable, "-m", "locust", "-f", str(ROOT / "loadtest" / "locustfile.py"), "--headless"]
         command += ["--only-summary", "--host", url, "--users", str(connections), "--spawn-rate", str(connections)]
-        command += ["--run-time", f"{seconds:g}s", "--stop-timeout", str(DRAIN_S), "--seed", str(self.seed)]
+        command += ["--run-time", f"{seconds}s", "--stop-timeout", str(DRAIN_S), "--seed", str(self.seed)]
         command += ["--tokens", self.tokens, "--samples", str(path)]
         if self.models:
             command += ["--models", self.models]
-        command += ["--rate", f"{rate:.6g}", "--check-every", "0"] if rate else ["--check-every", str(check_every)]
+        command += (
+            ["--check-every", "0"] if rate is None else ["--rate", f"{rate:.6g}", "--check-every", str(CHECK_EVERY)]
+        )
         command += USERS[self.users]
         with running(command) as process:
             written, _ = process.communicate(timeout=seconds + 2 * DRAIN_S)

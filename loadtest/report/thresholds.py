@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from loadtest.bench.results import number
+from loadtest.bench.tables import number
 from loadtest.report.figures import SHOWN
 from loadtest.report.results import Document
 

@@ -3,7 +3,7 @@
 import math
 from typing import Any, Final
 
-from loadtest.bench.results import number
+from loadtest.bench.tables import number
 from loadtest.report.plan import Slo
 from loadtest.report.results import Document
 
@@ -97,8 +97,8 @@ def shown(value: Any) -> str:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
+    if isinstance(value, int) or value == 0:
+        return f"{value:,.0f}"
     return number(value) if isinstance(value, float) else str(value)
 
 

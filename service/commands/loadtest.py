@@ -25,15 +25,15 @@ def loadtest(
     ] = "",
     tokens: Annotated[str, typer.Option(help="Lengths of sequences: mixed, or fixed sizes such as 16,64.")] = "mixed",
     connections: Annotated[
-        str | None, typer.Option(help="Connections of the closed loops. [default: 1,2,4,8,16,32]", show_default=False)
+        str | None, typer.Option(help="Connections of the closed loops.", show_default="1,2,4,8,16,32")
     ] = None,
     seconds: Annotated[
-        float | None,
-        typer.Option(min=1, max=3600, help="Time of each measurement. [default: 5]", show_default=False),
+        int | None,
+        typer.Option(min=1, max=3600, help="Time of each measurement.", show_default="5"),
     ] = None,
     rounds: Annotated[
         int | None,
-        typer.Option(min=1, help="How often all is measured; medians count. [default: 3]", show_default=False),
+        typer.Option(min=1, help="How often all is measured; medians count.", show_default="3"),
     ] = None,
     precision: Annotated[
         float | None,
@@ -45,7 +45,7 @@ def loadtest(
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A first impression: 1 s, 1 round, 1,4,16 connections, precision 0.1.")
+        bool, typer.Option("--quick", help="A first impression: 2 s, 1 round, connections 1,4,16, precision 0.1.")
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="The same seed sends the same bytes.")] = 0,
     pin: Annotated[bool, typer.Option(help="Services on one half of the cores, the generator on the other.")] = True,
@@ -79,7 +79,7 @@ def loadtest(
             tokens=tokens,
             slo=plans.parse_slo(slo),
             ladder=plans.parse_ladder(connections) if connections else plans.QUICK_LADDER if quick else plans.LADDER,
-            seconds=seconds or (1.0 if quick else 5.0),
+            seconds=seconds or (2 if quick else 5),
             rounds=rounds or (1 if quick else 3),
             precision=precision or (0.1 if quick else 0.05),
             seed=seed,

@@ -5,7 +5,8 @@ import pytest
 from loadtest.bench import report
 from loadtest.bench.compare import compare
 from loadtest.bench.compare import main as compare_files
-from loadtest.bench.results import Results, Row, load, medians, number
+from loadtest.bench.results import Results, Row, load, medians
+from loadtest.bench.tables import number
 
 LOADED = {"rate": 1000.0, "p50_ms": 2.0, "p99_ms": 5.0, "errors": 0, "client_us": 9.0}
 STAGED = {"p50_ms": 0.4, "p99_ms": 0.9} | {f"{part}_ms": 0.08 for part in report.PARTS}

@@ -66,7 +66,7 @@ def plan(**changed) -> Plan:
         "tokens": "mixed",
         "slo": Slo(99, 50),
         "ladder": (1, 4, 16),
-        "seconds": 5.0,
+        "seconds": 5,
         "rounds": 2,
         "precision": 0.05,
         "seed": 7,
