@@ -116,7 +116,10 @@ def compare(options: argparse.Namespace) -> tuple[list[float], list[float]]:
                     raise Failed(f"the suite had failures: {next(iter(failed))}")
                 ours.append(figures.closed_rate(samples))
                 theirs.append(run_wrk(url, script, options.connections, options.seconds))
-                sys.stderr.write(f"Locust {ours[-1]:.1f}, wrk {theirs[-1]:.1f} requests/s\n")
+                busy = figures.generator_share(samples)
+                sys.stderr.write(
+                    f"Locust {ours[-1]:.1f} requests/s, busy {busy:.0%} of a core; wrk {theirs[-1]:.1f} requests/s\n"
+                )
     return ours, theirs
 
 
