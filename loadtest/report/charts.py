@@ -5,11 +5,11 @@ Nothing is told by colour alone: lines have markers and dashes of their own, and
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any, Final
 
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from loadtest.bench.plots import MARKERS, figure, log_ticks, plain_log
 from loadtest.report.results import Document
@@ -20,7 +20,9 @@ PAINT: Final = {INK: "--ink", GRID: "--grid", PAPER: "--paper"} | {c: f"--series
 """Colours that stand for variables of the page."""
 DASHES: Final = ("-", "--", "-.", ":")
 HATCHES: Final = ("", "///", "...", "\\\\\\", "xxx", "+++", "ooo")
-PARTS: Final = ("decode", "queue", "compute", "encode", "outside")
+PARTS: Final = ("waiting", "decode", "queue", "compute", "encode", "outside")
+STEEP: Final = 8.0
+"""How many times the lowest value the highest is, where an axis becomes logarithmic."""
 WIDTH, HEIGHT = 3.7, 2.9
 """Inches: small, so that letters stay readable where the picture is as wide as a telephone."""
 STYLE: Final[dict[str, Any]] = {
@@ -88,7 +90,7 @@ def curve(subjects: Sequence[Document], percent: float, target_ms: float) -> str
         axis.set_xticks(list(ticks.values()), list(ticks), fontsize=8.5)
         axis.minorticks_off()
         axis.set_xlim(2, max(110.0, *(100 / (100 - float(p)) * 1.1 for _, o in lines for p in o["curve"])))
-        _upwards(axis)
+        _upwards(axis, (found["curve"].values() for _, found in lines))
         axis.set_xlabel("percentile of requests")
         axis.set_title("Latency, ms", loc="left")
         _legend(axis)
@@ -117,7 +119,7 @@ def over_connections(subjects: Sequence[Document], name: str, title: str) -> str
             axis.set_ylim(bottom=0)
             axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         else:
-            _upwards(axis)
+            _upwards(axis, ((step[name] for step in steps) for _, steps in lines))
         axis.set_xlabel("connections, each with a request on its way")
         axis.set_title(title, loc="left")
         _legend(axis)
@@ -168,8 +170,8 @@ def batches(subjects: Sequence[Document], phase: str, title: str) -> str:
             axis.bar(places, shares, width * 0.92, color=SERIES[at % len(SERIES)], edgecolor=PAPER, linewidth=0.6,
                      hatch=HATCHES[at % len(HATCHES)], label=who)  # fmt: skip
         axis.set_xticks(range(len(labels)), labels, fontsize=8.5)
-        axis.yaxis.set_major_locator(MaxNLocator(5))
-        axis.set_ylim(0, axis.get_ylim()[1] * (1.05 + 0.1 * len(found)))  # room for the names above the bars
+        axis.set_yticks(range(0, 101, 25))
+        axis.set_ylim(0, 100 + 12 * len(found))  # room for the names above the bars
         axis.set_xlabel("sequences in a batch")
         axis.set_title(f"Batches, %: {title}", loc="left")
         axis.grid(visible=False, axis="x")
@@ -183,12 +185,15 @@ def _line(axis: Any, points: Sequence[tuple[float, float]], at: int, label: str)
               linestyle=DASHES[at % len(DASHES)], label=label)  # fmt: skip
 
 
-def _upwards(axis: Any) -> None:
-    """A logarithmic axis upwards, with as many numbers as there is room for."""
+def _upwards(axis: Any, lines: Iterable[Iterable[float]]) -> None:
+    """An axis from 0 on; a logarithmic one for lines that would lie on the ground of it."""
+    values = [value for line in lines for value in line]
+    if max(values) < STEEP * min(values):
+        axis.set_ylim(bottom=0)
+        return
     plain_log(axis)
     low, high = axis.get_ylim()
-    wide = high > 100 * low
-    axis.yaxis.set_major_locator(LogLocator(subs=(1,) if wide else (1, 2, 5)))
+    axis.yaxis.set_major_locator(LogLocator(subs=(1,) if high > 100 * low else (1, 2, 5)))
     axis.yaxis.set_minor_locator(NullLocator())
     axis.set_ylim(low, high)
 

@@ -91,7 +91,8 @@ def errors(runs: Sequence[Samples]) -> dict[str, int]:
 def stages(runs: Sequence[Samples]) -> dict[str, Figures]:
     """Where the time of requests goes, in ms, from `Server-Timing`, over all answers that have one.
 
-    `outside` is what no stage counts: the wait for a connection, sockets, HTTP, routing, and the generator itself.
+    `waiting` is from when a request was due until it was sent, and `outside` what no stage counts after that: sockets,
+    HTTP, routing, and the generator itself.
 
     Returns:
         `median` and `mean` over all, and `slowest`, the mean over the hundredth that took longest; each by stage.
@@ -115,6 +116,7 @@ def _parts(run: Samples) -> dict[str, Doubles | Floats]:
     named = {stage: getattr(run, stage) for stage in STAGES}  # (requests,) each
     there = run.ok & ~np.isnan(sum(named.values()))  # (requests,)
     found = {stage: values[there].astype(np.float64) for stage, values in named.items()}
+    found = {"waiting_ms": (run.sent_s - run.due_s)[there] * 1e3} | found
     latency = run.latency_s[there] * 1e3  # (answers,)
     return found | {"outside_ms": np.maximum(0.0, latency - sum(found.values())), "latency": latency}
 

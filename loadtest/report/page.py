@@ -129,8 +129,9 @@ def _work(found: Document) -> Iterator[Part]:
     }  # fmt: skip
     yield Part(
         "Where the time goes, ms",
-        "From the Server-Timing of each answer; medians do not add up to a median. Outside is what no stage counts: "
-        "the wait for a connection, sockets, HTTP, and the generator.",
+        "From the Server-Timing of each answer; medians do not add up to a median. Waiting is "
+        "from when a request was due until it was sent, outside what no stage counts after that: sockets, HTTP, the "
+        "generator.",
         ["service", "of", *charts.PARTS],
         [
             [s["name"], label, *(s["stages"][kind].get(f"{part}_ms") for part in charts.PARTS)]

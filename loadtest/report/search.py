@@ -52,7 +52,7 @@ def highest(
             rate = (low * high) ** 0.5
         else:
             confirmed = max(confirmed, _confirmed(confirm, low, precision, least))
-            if confirmed < low or not holds(high):
+            if not holds(high):
                 return confirmed
             low, high, rate = high, 0.0, high * UP  # what failed before holds now: it had been disturbed
     return max(confirmed, _confirmed(confirm, low, precision, least))

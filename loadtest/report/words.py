@@ -13,6 +13,8 @@ FEW_REQUESTS: Final = 1000
 """Of fewer, the 99th percentile is less than ten requests."""
 SAME: Final = 1.05
 """Rates closer than the search is precise are not told apart."""
+UNSTEADY: Final = 1.25
+"""How many times the lowest round the highest may be, before it is warned of."""
 
 
 def headline(found: Document) -> str:
@@ -34,6 +36,8 @@ def headline(found: Document) -> str:
         return f"{text}; {_and([name for name, _ in others])} keeps it at no rate that was tried."
     if first[1] / rate < max(SAME, 1 + found["options"]["precision"]):
         text += f", {second} about as many ({_rate(rate)})"
+    elif ranked[0]["knee"]["lowest"] <= ranked[1]["knee"]["highest"]:
+        text += f", {second} {_rate(rate)}; their rounds overlap, so neither is ahead"
     else:
         text += f", {first[1] / rate:.1f} times {second} ({_rate(rate)})"
     rest = [f"{name} {_rate(value) if value else 'none'}" for name, value in others[1:]]
@@ -75,6 +79,12 @@ def _of(subject: Document, steps: list[Document]) -> list[str]:
         said.append(
             f"The generator was busy {busiest:.0%} of a core while it asked {name}: "
             "it may be the limit, not the service."
+        )
+    knee = subject["knee"]
+    if knee["lowest"] * UNSTEADY < knee["highest"]:
+        said.append(
+            f"{name} held between {_rate(knee['lowest'])} and {_rate(knee['highest'])} requests/s from round to round: "
+            "something else was going on, or rounds are too short."
         )
     if subject["open"] and subject["open"]["requests"] < FEW_REQUESTS:
         said.append(

@@ -162,7 +162,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"wrk: {error}\n")
         return 2
     locust, wrk = statistics.median(ours), statistics.median(theirs)
-    rows = [(f"{at}", f"{a:.1f}", f"{b:.1f}", f"{a / b:.3f}") for at, (a, b) in enumerate(zip(ours, theirs, strict=True), 1)]
+    rows = [
+        (f"{at}", f"{a:.1f}", f"{b:.1f}", f"{a / b:.3f}") for at, (a, b) in enumerate(zip(ours, theirs, strict=True), 1)
+    ]
     rows.append(("median", f"{locust:.1f}", f"{wrk:.1f}", f"{locust / wrk:.3f}"))
     sys.stdout.write(table(("round", "Locust, requests/s", "wrk, requests/s", "Locust / wrk"), rows) + "\n")
     return 0 if abs(locust / wrk - 1) <= options.within else 1

@@ -72,8 +72,9 @@ def test_stages_and_what_is_outside_make_the_latency():
 
     found = figures.stages([samples(ms[:200]), samples(ms[200:])])
 
-    assert set(found["mean"]) == {*STAGES, "outside_ms"}
+    assert set(found["mean"]) == {"waiting_ms", *STAGES, "outside_ms"}
     assert sum(found["mean"].values()) == pytest.approx(ms.mean(), rel=1e-3)
+    assert found["mean"]["waiting_ms"] == pytest.approx(0.1)
     assert found["median"]["decode_ms"] == pytest.approx(np.median(ms) * 0.2, rel=1e-3)
     assert sum(found["slowest"].values()) == pytest.approx(np.sort(ms)[-4:].mean(), rel=1e-3)
     assert figures.stages([samples(ms, staged=False)]) == {}

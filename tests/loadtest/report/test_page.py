@@ -85,7 +85,7 @@ def test_pictures_say_in_words_what_they_show():
     titles = Reader(page.html(document())).titles
 
     assert titles[0].startswith("Latency over percentiles. eager: p50 ")
-    assert re.search(r"Where the time goes\. eager, medians: decode [\d.]+ ms, queue", titles[3])
+    assert re.search(r"Where the time goes\. eager, medians: waiting 0.1 ms, decode [\d.]+ ms, queue", titles[3])
     assert "onnx: 1: 120, 2: 60, 3-4: 20" in titles[4]
 
 

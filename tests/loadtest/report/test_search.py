@@ -70,6 +70,17 @@ def test_one_disturbed_measurement_does_not_lose_the_knee(disturbed):
     assert 0.95 * 400 <= highest(holds, holds, 150.0) <= 400
 
 
+def test_a_bad_while_does_not_lose_the_knee():
+    """Whatever fails in it, short or long, is tried again after it."""
+    tried = []
+
+    def holds(rate):
+        tried.append(rate)
+        return rate <= 400 and not 1 <= len(tried) <= 4
+
+    assert 0.95 * 400 <= highest(holds, holds, 380.0) <= 400
+
+
 def test_a_rate_that_does_not_hold_longer_is_given_up():
     """A short measurement may be lucky."""
     found = highest(lambda rate: rate <= 400, lambda rate: rate <= 350, 100.0)

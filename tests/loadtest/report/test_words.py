@@ -37,6 +37,20 @@ def test_the_result_in_a_sentence(rates, said):
     assert headline(rates) == said
 
 
+def test_rounds_that_overlap_decide_nothing():
+    """The medians of two noisy ones differ by chance."""
+    run = recorded()
+    run.knees = {"eager": [900.0, 1100.0], "onnx": [700.0, 980.0]}
+
+    found = document(run)
+
+    assert found["headline"] == (
+        "eager holds 1,000 requests/s with p99 ≤ 50 ms, onnx 840; their rounds overlap, so neither is ahead."
+    )
+    assert len(found["warnings"]) == 1
+    assert found["warnings"][0].startswith("onnx held between 700 and 980 requests/s from round to round")
+
+
 def test_where_no_rate_holds_a_lone_caller_says_why():
     """No rate is faster than none."""
     said = headline({"onnx": 0.0, "eager": 0.0})
