@@ -63,7 +63,7 @@ def measure(plan: Plan, folder: Path, judged: Judged | None) -> int:
         except (OSError, Failed) as error:
             sys.stderr.write(f"attention loadtest: {error}\n")
             code = CANNOT
-    if run is None or not run.steps:
+    if run is None or not any(step.samples.ok.any() for step in run.steps):
         sys.stderr.write("Nothing was measured, so nothing was written.\n")
         return code
     found = results.document(

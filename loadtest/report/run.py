@@ -98,7 +98,9 @@ class Run:
         for name in self.urls:
             if self.measures:
                 self.about[name] = read(self.urls[name]).about()
-            self._measure(name, "warm-up", 0, min(WARM_UP_S, self.plan.seconds), WARM_UP_CONNECTIONS)
+            warm = self._measure(name, "warm-up", 0, min(WARM_UP_S, self.plan.seconds), WARM_UP_CONNECTIONS)
+            if not warm.samples.ok.any():
+                raise Failed(f"{name} answered nothing rightly; {next(iter(figures.errors([warm.samples])), '')}")
         for round_ in self._rounds():
             for connections in self.plan.ladder:
                 for name in self._turns(round_):
@@ -126,9 +128,7 @@ class Run:
         mine = [s for s in self.steps if (s.subject, s.phase, s.round) == (name, "closed", round_)]
         best = max(step.figures["rate"] for step in mine)
         if not best:
-            raise Failed(
-                f"{name} answered nothing rightly; {next(iter(figures.errors([s.samples for s in mine])), '')}"
-            )
+            return 0.0
         return highest(
             partial(self._holds, name, "search", round_),
             partial(self._holds, name, "confirm", round_),
