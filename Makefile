@@ -4,7 +4,7 @@ export VENV
 BIN := $(VENV)/bin
 JOBS ?= 2
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve demo test test-containers parity lint format bench bench-large bench-overhead bench-peers bench-sharing bench-watching loadtest proto clean
+.PHONY: help setup setup-dev serve demo test test-containers parity lint format bench bench-large bench-overhead bench-peers bench-sharing bench-watching loadtest loadtest-compare loadtest-wrk proto clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -64,6 +64,13 @@ bench-watching: setup-dev ## What log lines and spans cost, in processor time of
 
 loadtest: setup-dev ## Locust against URL=… (default http://127.0.0.1:8000), headless, 30 s
 	@$(BIN)/locust -f loadtest/locustfile.py --headless -u 8 -r 8 -t 30s --host $(or $(URL),http://127.0.0.1:8000) $(ARGS)
+
+loadtest-compare: setup-dev ## Backends beside each other, the rate each holds: loadtest-report/report.html; ARGS=--quick
+	@$(BIN)/attention loadtest $(ARGS)
+
+loadtest-wrk: setup-dev ## Is the load generator right? The same load by wrk, in turns with Locust
+	@scripts/test-tools
+	@$(BIN)/python -m loadtest.report.wrk $(ARGS)
 
 proto: setup-dev ## Generate the messages of gRPC from their .proto files
 	@$(BIN)/python -m pip install --quiet -c constraints.txt grpcio-tools

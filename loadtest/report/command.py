@@ -51,7 +51,7 @@ def measure(plan: Plan, folder: Path, judged: Judged | None) -> int:
     end_in_order()
     run = None
     with tempfile.TemporaryDirectory(prefix="attention-loadtest-") as scratch, on(cores.generator):
-        suite = Suite(plan.users, plan.models, plan.tokens, plan.seed, Path(scratch))
+        suite = Suite(plan.users, plan.models, plan.tokens, plan.arrivals, plan.seed, Path(scratch))
         try:
             with showing(plan) as shown:
                 shown.say("Starting what is to be measured …" if not plan.subjects[0].url else "Asking the service …")
@@ -96,6 +96,7 @@ def repeated(plan: Plan, folder: Path, judged: Judged | None) -> str:
     asked = ["--url", first.url] if first.url else ["--compare", ",".join(backends), "--devices", ",".join(devices)]
     slo = f"p{plan.slo.percent:g}={plan.slo.ms:g}ms"
     command = ["attention", "loadtest", *asked, "--slo", slo, "--users", plan.users, "--tokens", plan.tokens]
+    command += ["--arrivals", plan.arrivals]
     if plan.models:
         command += ["--models", plan.models]
     command += ["--connections", ",".join(map(str, plan.ladder)), "--seconds", str(plan.seconds)]

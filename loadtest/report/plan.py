@@ -18,6 +18,7 @@ USERS: Final[dict[str, tuple[str, ...]]] = {
 }
 """What `--users` may name, and the classes of the Locust suite that it stands for."""
 
+ARRIVALS: Final = ("constant", "poisson")
 LADDER: Final = (1, 2, 4, 8, 16, 32)
 QUICK_LADDER: Final = (1, 4, 16)
 OPEN_SHARE: Final = 0.7
@@ -113,8 +114,9 @@ class Plan:
     Attributes:
         subjects: whom to measure.
         users: a key of `USERS`.
-        models: `--models` of the suite; empty for its own choice.
+        models: `--models` of the suite, or its `--encoder` for `text`; empty for its own choice.
         tokens: `--tokens` of the suite.
+        arrivals: of `ARRIVALS`: whether requests of an open loop are due evenly or by chance.
         slo: which latency is good enough.
         ladder: connections of the closed loop.
         seconds: of each measurement; a confirmation takes twice as many, and so does the open loop.
@@ -128,6 +130,7 @@ class Plan:
     users: str
     models: str
     tokens: str
+    arrivals: str
     slo: Slo
     ladder: tuple[int, ...]
     seconds: int

@@ -39,6 +39,7 @@ def document(run: Run, *, command: str, started_at: str, machine: Mapping[str, s
             "users": plan.users,
             "models": plan.models,
             "tokens": plan.tokens,
+            "arrivals": plan.arrivals,
             "seconds": plan.seconds,
             "rounds": plan.rounds,
             "connections": list(plan.ladder),

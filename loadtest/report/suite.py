@@ -30,8 +30,9 @@ class Suite:
 
     Attributes:
         users: a key of `USERS`.
-        models: `--models`; empty for the suite's own choice.
+        models: `--models`, or `--encoder` for `text`; empty for the suite's own choice.
         tokens: `--tokens`.
+        arrivals: `--arrivals`.
         seed: `--seed`.
         folder: where the entries are written meanwhile.
     """
@@ -39,6 +40,7 @@ class Suite:
     users: str
     models: str
     tokens: str
+    arrivals: str
     seed: int
     folder: Path
 
@@ -55,7 +57,7 @@ class Suite:
         command += ["--run-time", f"{seconds}s", "--stop-timeout", str(DRAIN_S), "--seed", str(self.seed)]
         command += ["--tokens", self.tokens, "--samples", str(path)]
         if self.models:
-            command += ["--models", self.models]
+            command += ["--encoder" if self.users == "text" else "--models", self.models]
         command += (
             ["--check-every", "0"] if rate is None else ["--rate", f"{rate:.6g}", "--check-every", str(CHECK_EVERY)]
         )

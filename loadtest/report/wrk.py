@@ -106,7 +106,7 @@ def compare(options: argparse.Namespace) -> tuple[list[float], list[float]]:
     ours, theirs = [], []
     with tempfile.TemporaryDirectory(prefix="attention-wrk-") as folder, on(cores.generator):
         script = write_requests(payloads, Path(folder))
-        suite = Suite(options.users, options.models, options.tokens, options.seed, Path(folder))
+        suite = Suite(options.users, options.models, options.tokens, "constant", options.seed, Path(folder))
         with opened(subjects, cores) as urls:
             url = urls[subjects[0].name]
             run_wrk(url, script, options.connections, WARM_UP_S)

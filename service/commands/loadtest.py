@@ -21,9 +21,15 @@ def loadtest(
         str, typer.Option(help="Who asks: json, base64, binary, app (these three), v2, tutor or text.")
     ] = "binary",
     models: Annotated[
-        str, typer.Option(help="Models to ask, with commas between; one of your own is name:embed_dim.")
+        str,
+        typer.Option(
+            help="Models to ask, with commas between; one of your own is name:embed_dim. With text, an encoder."
+        ),
     ] = "",
     tokens: Annotated[str, typer.Option(help="Lengths of sequences: mixed, or fixed sizes such as 16,64.")] = "mixed",
+    arrivals: Annotated[
+        str, typer.Option(help="How requests of an open loop come: constant, or poisson, as those of a crowd.")
+    ] = "constant",
     connections: Annotated[
         str | None, typer.Option(help="Connections of the closed loops.", show_default="1,2,4,8,16,32")
     ] = None,
@@ -71,12 +77,15 @@ def loadtest(
     try:
         if users not in plans.USERS:
             raise ValueError(f"--users {users!r}: there are {', '.join(plans.USERS)}")
+        if arrivals not in plans.ARRIVALS:
+            raise ValueError(f"--arrivals {arrivals!r}: there are {', '.join(plans.ARRIVALS)}")
         subjects = plans.subjects_of(compare.split(","), devices.split(","), url)
         plan = plans.Plan(
             subjects=subjects,
             users=users,
             models=models,
             tokens=tokens,
+            arrivals=arrivals,
             slo=plans.parse_slo(slo),
             ladder=plans.parse_ladder(connections) if connections else plans.QUICK_LADDER if quick else plans.LADDER,
             seconds=seconds or (2 if quick else 5),

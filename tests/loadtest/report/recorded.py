@@ -64,6 +64,7 @@ def plan(**changed) -> Plan:
         "users": "binary",
         "models": "",
         "tokens": "mixed",
+        "arrivals": "constant",
         "slo": Slo(99, 50),
         "ladder": (1, 4, 16),
         "seconds": 5,

@@ -25,6 +25,7 @@ SHORT = ("--models", "lesson", "--tokens", "4", "--connections", "1", "--seconds
         (["--slo", "20ms"], "--slo '20ms': give a percentile from p50 on and a latency, such as p99=20ms"),
         (["--compare", "onix"], "--compare 'onix': there are eager, onnx, reference"),
         (["--users", "me"], "--users 'me': there are app, json, base64, binary, v2, tutor, text"),
+        (["--arrivals", "all"], "--arrivals 'all': there are constant, poisson"),
         (["--connections", "0"], "give positive whole numbers"),
         (["--url", "localhost:8000"], "give an address such as http://"),
         (["--thresholds", "nowhere.toml"], "nowhere.toml: No such file"),
