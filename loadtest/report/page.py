@@ -12,7 +12,7 @@ from loadtest.report import charts
 from loadtest.report.figures import PERCENTS
 from loadtest.report.plan import Slo
 from loadtest.report.results import COLUMNS, LATENCIES, Document
-from loadtest.report.words import shown
+from loadtest.report.words import percent, shown
 
 HEADS: Final = {
     "subject": "service", "asked": "asked/s", "rate": "requests/s", "rate_lowest": "lowest", "rate_highest": "highest",
@@ -83,7 +83,7 @@ def _rates(found: Document) -> Iterator[Part]:
         f"The highest rate with {slo}",
         "Requests are due at fixed times, whatever the service does, and latency counts from when a request was due. A "
         f"rate is held if every answer is right, {slo}, and 98 % of the answers are there soon enough. Looked for to "
-        f"{found['options']['precision']:.0%}, and confirmed by a longer run.",
+        f"{percent(found['options']['precision'])}, and confirmed by a longer run.",
         ["service", "requests/s", "lowest", "highest", "each round", f"p{slo.percent:g} ms"],
         [
             [s["name"], s["knee"]["rate"], s["knee"]["lowest"], s["knee"]["highest"],
@@ -95,7 +95,7 @@ def _rates(found: Document) -> Iterator[Part]:
     names = ["asked", "requests", "errors", "error_share", "rate", *LATENCIES]
     yield Part(
         "Latency below it",
-        f"An open loop at {opened[0]['open']['share_of_knee']:.0%} of that rate: about what a replica should be given."
+        f"An open loop at {percent(opened[0]['open']['share_of_knee'])} of that rate: about what a replica should get."
         if opened
         else "",
         ["service", *map(_head, names)],
@@ -107,9 +107,9 @@ def _rates(found: Document) -> Iterator[Part]:
         "The points of the first picture; of percentiles beyond which there was not one request, none.",
         ["percentile", *(s["name"] for s in curved)],
         [
-            [f"p{percent:g}", *(s["open"]["curve"].get(f"{percent:g}") for s in curved)]
-            for percent in PERCENTS
-            if any(f"{percent:g}" in s["open"]["curve"] for s in curved)
+            [f"p{point:g}", *(s["open"]["curve"].get(f"{point:g}") for s in curved)]
+            for point in PERCENTS
+            if any(f"{point:g}" in s["open"]["curve"] for s in curved)
         ],
     )
     names = ["connections", "rate", "rate_lowest", "rate_highest", *LATENCIES, "errors"]

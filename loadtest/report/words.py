@@ -77,7 +77,7 @@ def _of(subject: Document, steps: list[Document]) -> list[str]:
     busiest = max((step["generator"] for step in relevant), default=0.0)
     if busiest > BUSY:
         said.append(
-            f"The generator was busy {busiest:.0%} of a core while it asked {name}: "
+            f"The generator was busy {percent(busiest)} of a core while it asked {name}: "
             "it may be the limit, not the service."
         )
     knee = subject["knee"]
@@ -99,6 +99,11 @@ def _of(subject: Document, steps: list[Document]) -> list[str]:
 def is_wrong(text: str) -> bool:
     """Whether a failure is an answer whose numbers were not right."""
     return text.startswith("wrong answer")
+
+
+def percent(share: float) -> str:
+    """A share as people write it."""
+    return f"{share * 100:.0f} %"
 
 
 def shown(value: Any) -> str:

@@ -26,6 +26,7 @@ from loadtest.report.cores import halves, on
 from loadtest.report.plan import BACKENDS, subjects_of
 from loadtest.report.run import WARM_UP_S, opened
 from loadtest.report.suite import Suite
+from loadtest.report.words import percent
 
 FORMATS: Final[dict[str, Format]] = {"json": "json", "base64": "base64", "binary": "safetensors"}
 """What `--users` may name: those who send one request after the other of a list known before."""
@@ -116,9 +117,9 @@ def compare(options: argparse.Namespace) -> tuple[list[float], list[float]]:
                     raise Failed(f"the suite had failures: {next(iter(failed))}")
                 ours.append(figures.closed_rate(samples))
                 theirs.append(run_wrk(url, script, options.connections, options.seconds))
-                busy = figures.generator_share(samples)
+                busy = percent(figures.generator_share(samples))
                 sys.stderr.write(
-                    f"Locust {ours[-1]:.1f} requests/s, busy {busy:.0%} of a core; wrk {theirs[-1]:.1f} requests/s\n"
+                    f"Locust {ours[-1]:.1f} requests/s, busy {busy} of a core; wrk {theirs[-1]:.1f} requests/s\n"
                 )
     return ours, theirs
 
@@ -139,7 +140,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seed", type=int, default=0, help="of what is sent (default: %(default)s)")
     made.add_argument("--connections", type=positive, default=16, help="(default: %(default)s)")
     made.add_argument("--seconds", type=positive, default=10, help="of each measurement (default: %(default)s)")
-    made.add_argument("--rounds", type=positive, default=3, help="medians count (default: %(default)s)")
+    made.add_argument("--rounds", type=positive, default=5, help="medians count (default: %(default)s)")
     made.add_argument("--within", type=float, default=0.02, help="share they may differ by (default: %(default)s)")
     made.add_argument("--no-pin", dest="pin", action="store_false", help="let all run on all cores")
     return made

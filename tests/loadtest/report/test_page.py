@@ -138,9 +138,8 @@ def test_the_command_to_repeat_it_is_complete():
 
     assert command == (
         "ATTENTION_WORKERS=2 attention loadtest --compare eager,onnx --devices cpu --slo p99=50ms --users binary "
-        "--tokens mixed --arrivals constant --models lesson --connections 1,4,16 --seconds 5 --rounds 2 --precision 0.05 "
-        "--seed 7 --pin "
-        "--out 'out dir'"
+        "--tokens mixed --arrivals constant --models lesson --connections 1,4,16 --seconds 5 --rounds 2 "
+        "--precision 0.05 --seed 7 --pin --out 'out dir'"
     )
 
 

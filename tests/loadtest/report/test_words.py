@@ -90,7 +90,7 @@ def test_what_makes_figures_worth_less_is_said():
     assert "load average 3.5 on 2 cores" in said
     assert "shared the cores" in said
     assert "onnx gave 4 wrong answers" in said
-    assert "busy 95% of a core" in said
+    assert "busy 95 % of a core" in said
     assert "rest on 40 requests" in said
     assert "failed 4 requests outside of the search" in said
 
