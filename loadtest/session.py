@@ -61,6 +61,11 @@ class Session:
     _wrong_answers: set[str] = field(default_factory=set)
 
     @property
+    def ended(self) -> bool:
+        """Whether the test is over, and nothing is to be sent."""
+        return self._ended
+
+    @property
     def drain_s(self) -> float:
         """How long an open loop waits after its end."""
         return self.environment.stop_timeout or DRAIN_S

@@ -68,6 +68,8 @@ class Caller(User):
         """Send one request: in a closed loop now, in an open loop once there is one for which nobody else is free."""
         pace = self.session.pace
         if pace is None:
+            if self.session.ended:  # Locust stops us, but may do so a moment later, in the middle of a request
+                raise StopUser
             self._send(due=None)
             return
         with pace.turn:
