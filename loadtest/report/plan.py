@@ -140,6 +140,11 @@ class Plan:
     pin: bool
 
     def seconds_for(self, rate: float, *, longer: bool = False) -> int:
-        """How long a rate is tried: so that there are a few hundred requests, but not five times as long as asked."""
-        enough = math.ceil(3 / (1 - self.slo.percent / 100) / rate)  # three requests that may be slower than the target
-        return min(5 * self.seconds, max(self.seconds * (2 if longer else 1), enough))
+        """How long a rate is tried, s.
+
+        As asked; but long enough for a queue to outgrow the target, and, up to five times as long as asked, for three
+        requests that may be above it.
+        """
+        growing = math.ceil(4 * self.slo.ms / 1000)
+        enough = math.ceil(3 / (1 - self.slo.percent / 100) / rate)
+        return max(self.seconds * (2 if longer else 1), growing, min(5 * self.seconds, enough))

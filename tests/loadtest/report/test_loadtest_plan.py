@@ -1,6 +1,7 @@
 import os
 
 import pytest
+from recorded import plan
 
 from loadtest.report.cores import Cores, halves, on
 from loadtest.report.plan import Slo, Subject, parse_ladder, parse_slo, subjects_of
@@ -55,6 +56,17 @@ def test_connections_are_gone_through_from_the_fewest_on():
     for text in ("0", "a", "", "1,,2", "-1"):
         with pytest.raises(ValueError, match="positive whole numbers"):
             parse_ladder(text)
+
+
+def test_a_slow_service_is_asked_for_longer():
+    """For some requests beyond the percentile, within reason; and a queue must have the time to show."""
+    asked = plan(seconds=2, slo=Slo(99, 50))
+
+    assert asked.seconds_for(1000) == 2
+    assert asked.seconds_for(1000, longer=True) == 4
+    assert asked.seconds_for(50) == 6
+    assert asked.seconds_for(1) == 10
+    assert plan(seconds=1, slo=Slo(99, 2000)).seconds_for(1000) == 8
 
 
 def test_cores_are_halved_between_services_and_generator():

@@ -16,7 +16,7 @@ from service.cli import app
 from service.commands import loadtest as module
 
 ROOT = Path(__file__).parents[3]
-SHORT = ("--models", "lesson", "--tokens", "4", "--connections", "1", "--seconds", "1", "--rounds", "1", "--no-pin")
+SHORT = ("--models", "multi-head-384x12", "--tokens", "128", "--connections", "4", "--seconds", "1", "--rounds", "1")
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_a_service_that_runs_is_measured_and_judged(server, tmp_path):
     """The whole way: closed loop, search, open loop, counts, files, and a threshold that nothing could reach."""
     wanted = tmp_path / "thresholds.toml"
     wanted.write_text("[service]\nrate = 1e6\nerror_share = 0\n")
-    command = [sys.executable, "-m", "service", "loadtest", "--url", server.url, "--slo", "p99=2s", *SHORT]
-    command += ["--precision", "0.5", "--thresholds", str(wanted), "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "service", "loadtest", "--url", server.url, "--slo", "p99=250ms", *SHORT]
+    command += ["--no-pin", "--precision", "0.5", "--thresholds", str(wanted), "--out", str(tmp_path / "out")]
 
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
 
@@ -84,7 +84,7 @@ def test_a_service_that_runs_is_measured_and_judged(server, tmp_path):
     (subject,) = found["subjects"]
     assert {step["phase"] for step in found["steps"]} == {"warm-up", "closed", "search", "confirm", "open"}
     assert subject["knee"]["rate"] > 0
-    assert subject["errors"].keys() <= {"search"}
+    assert subject["errors"].keys() <= {"search", "confirm"}  # where more was asked than it holds
     assert subject["stages"]["median"]["compute_ms"] > 0
     assert sum(subject["batches"]["open"]["counts"].values()) > 0
     assert subject["about"]["workers"] == "2"
