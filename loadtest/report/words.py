@@ -86,6 +86,11 @@ def _of(subject: Document, steps: list[Document]) -> list[str]:
             f"{name} held between {_rate(knee['lowest'])} and {_rate(knee['highest'])} requests/s from round to round: "
             "something else was going on, or rounds are too short."
         )
+    if any(step["phase"] == "open" and not step["holds"] for step in steps):
+        said.append(
+            f"{name} missed the target at {percent(subject['open']['share_of_knee'])} of the rate that it holds: "
+            "something else was going on, then or in the search."
+        )
     if subject["open"] and subject["open"]["requests"] < FEW_REQUESTS:
         said.append(
             f"The latencies of {name} rest on {subject['open']['requests']:,} requests; "
