@@ -56,5 +56,8 @@ def showing(plan: Plan) -> Iterator[Shown]:
     """Show the progress of a run until the block ends; plain lines where standard error is not a terminal."""
     console = Console(stderr=True, soft_wrap=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    # Drawn seldom: we share the generator's cores.
+    with Progress(
+        *columns, console=console, transient=True, refresh_per_second=2, disable=not console.is_terminal
+    ) as bar:
         yield Shown(plan, bar)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import empty_repository
+from serving import empty_repository
 from typer.testing import CliRunner
 
 from loadtest.bench.processes import family
