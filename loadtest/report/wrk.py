@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -21,7 +22,7 @@ from loadtest.bench.options import positive
 from loadtest.bench.processes import end_in_order
 from loadtest.bench.tables import table
 from loadtest.payloads import Format, Payload, generate, parse_models, parse_tokens
-from loadtest.report import figures
+from loadtest.report import counters, figures
 from loadtest.report.cores import halves, on
 from loadtest.report.plan import BACKENDS, subjects_of
 from loadtest.report.run import WARM_UP_S, opened
@@ -30,6 +31,8 @@ from loadtest.report.words import percent
 
 FORMATS: Final[dict[str, Format]] = {"json": "json", "base64": "base64", "binary": "safetensors"}
 """What `--users` may name: those who send one request after the other of a list known before."""
+LEFT_S: Final = 0.5
+"""How long the service may still be busy with what a generator has left."""
 PAYLOADS: Final = 120
 """As many as the suite makes, which are then the same."""
 SCRIPT: Final = """
@@ -64,8 +67,8 @@ def write_requests(payloads: Sequence[Payload], folder: Path) -> Path:
     return script
 
 
-def rate_of(written: str) -> float:
-    """Answers a second, of what wrk wrote.
+def read(written: str) -> tuple[float, int]:
+    """Answers a second, and how many there were, of what wrk wrote.
 
     Raises:
         Failed: if some were not 200, or connections broke.
@@ -73,27 +76,32 @@ def rate_of(written: str) -> float:
     for trouble in ("Non-2xx", "Socket errors"):
         if trouble in written:
             raise Failed(f"wrk had trouble:\n{written}")
-    if (found := re.search(r"Requests/sec:\s*([\d.]+)", written)) is None:
+    count, rate = re.search(r"(\d+) requests in", written), re.search(r"Requests/sec:\s*([\d.]+)", written)
+    if count is None or rate is None:
         raise Failed(f"wrk wrote no rate:\n{written}")
-    return float(found[1])
+    return float(rate[1]), int(count[1])
 
 
-def run_wrk(url: str, script: Path, connections: int, seconds: int) -> float:
-    """Answers a second of a run of wrk, by one thread.
+def run_wrk(url: str, script: Path, connections: int, seconds: int) -> tuple[float, int]:
+    """Answers a second of a run of wrk, by one thread, and how many there were.
 
     Raises:
-        Failed: as `rate_of`, and if wrk ends with an error.
+        Failed: as `read`, and if wrk ends with an error.
     """
     command = ["wrk", "--threads", "1", "--connections", str(connections), "--duration", f"{seconds}s"]
     command += ["--timeout", "30s", "--script", str(script), url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 60, check=False)
     if done.returncode:
         raise Failed(f"wrk ended with exit code {done.returncode}:\n{done.stdout}{done.stderr}")
-    return rate_of(done.stdout)
+    return read(done.stdout)
 
 
 def compare(options: argparse.Namespace) -> tuple[list[float], list[float]]:
-    """Rates of the suite and of wrk, a round each, in turns."""
+    """Rates of the suite and of wrk, a round each, in turns.
+
+    Raises:
+        Failed: if one of them has failures, or another count than the service.
+    """
     payloads = generate(
         FORMATS[options.users],
         parse_models(options.models),
@@ -102,7 +110,7 @@ def compare(options: argparse.Namespace) -> tuple[list[float], list[float]]:
         tokens=parse_tokens(options.tokens),
     )
     subjects = subjects_of([options.backend], [options.device], None)
-    cores = halves(options.pin)
+    cores, connections = halves(options.pin), options.connections
     sys.stderr.write(f"{cores}\n")
     ours, theirs = [], []
     with tempfile.TemporaryDirectory(prefix="attention-wrk-") as folder, on(cores.generator):
@@ -110,18 +118,38 @@ def compare(options: argparse.Namespace) -> tuple[list[float], list[float]]:
         suite = Suite(options.users, options.models, options.tokens, "constant", options.seed, Path(folder))
         with opened(subjects, cores) as urls:
             url = urls[subjects[0].name]
-            run_wrk(url, script, options.connections, WARM_UP_S)
+            run_wrk(url, script, connections, WARM_UP_S)
             for _ in range(options.rounds):
-                samples = suite.run(url, options.seconds, connections=options.connections)
+                before = counters.read(url)
+                samples = suite.run(url, options.seconds, connections=connections)
                 if failed := figures.errors([samples]):
                     raise Failed(f"the suite had failures: {next(iter(failed))}")
                 ours.append(figures.closed_rate(samples))
-                theirs.append(run_wrk(url, script, options.connections, options.seconds))
+                between = check_count("Locust", len(samples), url, before, 0)
+                rate, count = run_wrk(url, script, connections, options.seconds)
+                theirs.append(rate)
+                check_count("wrk", count, url, between, connections)
                 busy = percent(figures.generator_share(samples))
                 sys.stderr.write(
                     f"Locust {ours[-1]:.1f} requests/s, busy {busy} of a core; wrk {theirs[-1]:.1f} requests/s\n"
                 )
     return ours, theirs
+
+
+def check_count(who: str, count: int, url: str, before: counters.Counters, under_way: int) -> counters.Counters:
+    """Compare a generator's count with the service's, which may have some more that were under way at its end.
+
+    Returns:
+        The service's counters now.
+
+    Raises:
+        Failed: if they differ.
+    """
+    counted = counters.grown(url, before, count).requests()
+    if not count <= counted <= count + under_way:
+        raise Failed(f"{who} had {count:,} answers, and the service counted {counted:,} requests")
+    time.sleep(LEFT_S)
+    return counters.read(url)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -134,8 +162,8 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--backend", choices=BACKENDS, default="onnx", help="of the service (default: %(default)s)")
     made.add_argument("--device", default="auto", help="of the service (default: %(default)s)")
-    made.add_argument("--users", choices=FORMATS, default="binary", help="who asks (default: %(default)s)")
-    made.add_argument("--models", default="multi-head-384x12", help="models to ask (default: %(default)s)")
+    made.add_argument("--users", choices=FORMATS, default="json", help="who asks (default: %(default)s)")
+    made.add_argument("--models", default="single-head-64", help="models to ask (default: %(default)s)")
     made.add_argument("--tokens", default="mixed", help="lengths of sequences (default: %(default)s)")
     made.add_argument("--seed", type=int, default=0, help="of what is sent (default: %(default)s)")
     made.add_argument("--connections", type=positive, default=16, help="(default: %(default)s)")

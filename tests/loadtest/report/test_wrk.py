@@ -9,7 +9,7 @@ import pytest
 
 from loadtest.bench.http import Failed
 from loadtest.payloads import MODELS, generate
-from loadtest.report.wrk import PAYLOADS, main, rate_of, run_wrk, write_requests
+from loadtest.report.wrk import PAYLOADS, main, read, run_wrk, write_requests
 
 ROOT = Path(__file__).parents[3]
 WRITTEN = """Running 2s test @ http://127.0.0.1:8000
@@ -22,13 +22,13 @@ Transfer/sec:      4.82MB
 
 def test_the_rate_is_read_from_what_wrk_writes():
     """And nothing else is taken for one."""
-    assert rate_of(WRITTEN) == 1561.77
+    assert read(WRITTEN) == (1561.77, 3126)
     with pytest.raises(Failed, match="no rate"):
-        rate_of("wrk 4.1.0")
+        read("wrk 4.1.0")
     with pytest.raises(Failed, match="had trouble"):
-        rate_of(f"{WRITTEN}  Non-2xx or 3xx responses: 3\n")
+        read(f"{WRITTEN}  Non-2xx or 3xx responses: 3\n")
     with pytest.raises(Failed, match="had trouble"):
-        rate_of(f"{WRITTEN}  Socket errors: connect 0, read 3, write 0, timeout 0\n")
+        read(f"{WRITTEN}  Socket errors: connect 0, read 3, write 0, timeout 0\n")
 
 
 def test_as_many_bodies_are_made_as_the_suite_makes():
@@ -64,7 +64,7 @@ def test_wrk_sends_the_very_bodies_in_turn(form, tmp_path):
     thread.start()
     try:
         url = f"http://127.0.0.1:{server.server_port}"
-        assert run_wrk(url, write_requests(payloads, tmp_path), 1, 1) > 0
+        assert run_wrk(url, write_requests(payloads, tmp_path), 1, 1)[0] > 0
     finally:
         server.shutdown()
         thread.join()
