@@ -76,8 +76,10 @@ def family(leader: int) -> list[int]:
 
 
 def free_port() -> int:
-    """The first of PORTS consecutive free ports."""
-    for first in range(21_000, 24_000, PORTS):
+    """The first of PORTS consecutive free ports. Two processes that look at the same time begin in different places."""
+    starts = range(21_000, 24_000, PORTS)
+    for at in range(len(starts)):
+        first = starts[(os.getpid() + at) % len(starts)]
         try:
             for port in range(first, first + PORTS):
                 with socket.socket() as probe:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from loadtest.report import command, results, words
+from loadtest.report import results, words
 from loadtest.report.counters import Counters
 from loadtest.report.plan import Plan, Slo, Subject
 from loadtest.report.run import Run, Step
@@ -116,6 +116,3 @@ def document(run: Run | None = None, thresholds=None, **facts):
     )  # fmt: skip
     found |= {"took_s": 90.0, "thresholds": thresholds, "headline": words.headline(found)}
     return found | {"warnings": words.warnings(found)}
-
-
-__all__ = ["command", "counters", "document", "plan", "recorded", "samples"]
