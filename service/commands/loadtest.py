@@ -1,5 +1,6 @@
 """`attention loadtest`."""
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -31,24 +32,17 @@ def loadtest(
         str, typer.Option(help="How requests of an open loop come: constant, or poisson, as those of a crowd.")
     ] = "constant",
     connections: Annotated[
-        str | None, typer.Option(help="Connections of the closed loops.", show_default="1,2,4,8,16,32")
+        str | None, typer.Option(help="Connections of the closed loops; default: 1,2,4,8,16,32.")
     ] = None,
     seconds: Annotated[
-        int | None,
-        typer.Option(min=1, max=3600, help="Time of each measurement.", show_default="5"),
+        int | None, typer.Option(min=1, max=3600, help="Time of each measurement, s; default: 5.")
     ] = None,
     rounds: Annotated[
-        int | None,
-        typer.Option(min=1, help="How often all is measured; medians count.", show_default="3"),
+        int | None, typer.Option(min=1, help="How often all is measured, medians count; default: 3.")
     ] = None,
     precision: Annotated[
         float | None,
-        typer.Option(
-            min=0.005,
-            max=0.5,
-            help="Share by which the highest rate may be missed. [default: 0.05]",
-            show_default=False,
-        ),
+        typer.Option(min=0.005, max=0.5, help="Share by which the highest rate may be missed; default: 0.05."),
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="A first impression: 2 s, 1 round, connections 1,4,16, precision 0.1.")
@@ -70,13 +64,17 @@ def loadtest(
     if missing:
         typer.echo(f"attention loadtest: {', '.join(missing)} not installed. Run: {INSTALL}", err=True)
         raise typer.Exit(2)
-    from loadtest.report import command  # noqa: PLC0415 - is not installed with the service
+    from loadtest.payloads import parse_models, parse_tokens  # noqa: PLC0415 - is not installed with the service
+    from loadtest.report import command  # noqa: PLC0415 - as above
     from loadtest.report import plan as plans  # noqa: PLC0415 - as above
     from loadtest.report.thresholds import load  # noqa: PLC0415 - as above
 
     try:
         if users not in plans.USERS:
             raise ValueError(f"--users {users!r}: there are {', '.join(plans.USERS)}")
+        if models and users != "text":
+            _check("--models", parse_models, models)
+        _check("--tokens", parse_tokens, tokens)
         if arrivals not in plans.ARRIVALS:
             raise ValueError(f"--arrivals {arrivals!r}: there are {', '.join(plans.ARRIVALS)}")
         subjects = plans.subjects_of(compare.split(","), devices.split(","), url)
@@ -100,3 +98,11 @@ def loadtest(
         typer.echo(f"attention loadtest: {error}", err=True)
         raise typer.Exit(2) from error
     raise typer.Exit(command.measure(plan, out, judged))
+
+
+def _check(option: str, parse: Callable[[str], object], text: str) -> None:
+    """Read an option as Locust will; its services would have been started for nothing."""
+    try:
+        parse(text)
+    except ValueError as error:
+        raise ValueError(f"{option} {error}") from error

@@ -25,6 +25,11 @@ SHORT = ("--models", "multi-head-384x12", "--tokens", "128", "--connections", "4
         (["--slo", "20ms"], "--slo '20ms': give a percentile from p50 on and a latency, such as p99=20ms"),
         (["--compare", "onix"], "--compare 'onix': there are eager, onnx, reference"),
         (["--users", "me"], "--users 'me': there are app, json, base64, binary, v2, tutor, text"),
+        (
+            ["--models", "mine"],
+            "--models 'mine': give one of lesson, single-head-64, multi-head-384x12, or name:embed_dim",
+        ),
+        (["--tokens", "many"], "--tokens 'many': give mixed, or positive whole numbers"),
         (["--arrivals", "all"], "--arrivals 'all': there are constant, poisson"),
         (["--connections", "0"], "give positive whole numbers"),
         (["--url", "localhost:8000"], "give an address such as http://"),
