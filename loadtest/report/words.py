@@ -127,7 +127,7 @@ def _name(subject: Document) -> str:
 
 
 def _rate(value: float) -> str:
-    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
+    return f"{value:,.0f}" if value >= 10 or not value else f"{value:.1f}"
 
 
 def _and(names: list[str]) -> str:
