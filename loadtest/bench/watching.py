@@ -25,7 +25,7 @@ from loadtest.bench.http import Failed, Request
 from loadtest.bench.measure import prepare
 from loadtest.bench.options import positive
 from loadtest.bench.processes import Server, end_in_order, family, started_service
-from loadtest.bench.report import table
+from loadtest.bench.tables import table
 from loadtest.bench.work import Layer, inputs, write_repository
 
 LAYER, TOKENS = Layer(64), 16
