@@ -4,17 +4,19 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 from models.errors import AttentionError
+from models.types import Array
 from service.batcher import Limits, Ticket
 from service.catalog import Catalog, Loaded
-from service.engine import LocalEngine, Prepared, Submission
+from service.engine import LocalEngine, Prepared, Submission, Tokenised
 from service.errors import ClientGone, Draining, EngineLost, QueueFull
 from service.loader import Change
+from service.messages import TextInput
 from service.metrics import Metrics
 from service.remote.frames import AREA, Area, BadFrame, Frame, Link
 from service.remote.wire import Asked, answer_of, catalog_of, error_of, loaded_of, request_frame
@@ -39,6 +41,16 @@ class RemoteTicket(Ticket):
     number: int = 0
 
 
+class Line(Protocol):
+    """What leads to the engine; see `Link`."""
+
+    def send(self, head: Mapping[str, Any], arrays: Sequence[Array] = ()) -> None:
+        """See `Link.send`."""
+
+    def close(self) -> None:
+        """See `Link.close`."""
+
+
 class RemoteQueue:
     """The engine's queue: what has been handed to it, and what has come back. See `Batcher`.
 
@@ -49,7 +61,7 @@ class RemoteQueue:
     def __init__(self, metrics: Metrics) -> None:
         """Nothing is connected yet."""
         self._metrics = metrics
-        self._link: Link | None = None
+        self._link: Line | None = None
         self._numbers = count(1)
         self._tickets: dict[int, RemoteTicket] = {}
         self._bytes = 0
@@ -57,7 +69,7 @@ class RemoteQueue:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def connected(self, link: Link) -> None:
+    def connected(self, link: Line) -> None:
         """From now on, requests go there."""
         self._link = link
 
@@ -183,6 +195,12 @@ class RemoteEngine(LocalEngine):
         """See `LocalEngine.usable`."""
         return super().usable and not self.gone
 
+    def learn(self, catalog: Catalog, limits: Limits) -> None:
+        """Serve what the engine serves now."""
+        for part in fields(Catalog):  # in place: there are requests that hold it
+            setattr(self.catalog, part.name, getattr(catalog, part.name))
+        self.limits = limits
+
     def queue(self, prepared: Prepared, deadline: float) -> Submission:
         """See `LocalEngine.queue`."""
         units, request = prepared.units, prepared.request
@@ -305,13 +323,21 @@ class Remote:
         if self._engine is None:
             self._engine = RemoteEngine(self._settings, catalog, limits, self._queue)
             self._first.set_result(self._engine)
-        else:  # in place: there are requests that hold it
-            for part in fields(Catalog):
-                setattr(self._engine.catalog, part.name, getattr(catalog, part.name))
-        self._engine.limits = limits
+        else:
+            self._engine.learn(catalog, limits)
         self._engine.gone, self._engine.trouble = False, frame.head["obstacle"]
         self._link = link
         self._queue.connected(link)
+
+
+def submitted(engine: LocalEngine, asked: Asked) -> Submission:
+    """Let an engine compute what another process has asked for; arguments and errors as in `LocalEngine.submit`."""
+    request = asked.request
+    if isinstance(request, TextInput):
+        encoder = engine.catalog.encoder(request.options.model or "")
+        tokenised = Tokenised(request, encoder, asked.tokens or [])
+        return engine.queue(engine.prepare_text(tokenised, asked.bytes_in), asked.deadline)
+    return engine.submit(request, asked.bytes_in, asked.deadline)
 
 
 async def connect(

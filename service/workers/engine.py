@@ -18,13 +18,12 @@ from models.errors import AttentionError
 from service import logs
 from service.batcher import Ticket
 from service.catalog import Loaded
-from service.engine import LocalEngine, Submission, Tokenised
+from service.engine import LocalEngine
 from service.errors import Draining, InternalError, WorkerLost
 from service.logs import outline
-from service.messages import TextInput
-from service.remote.engine import GREETING
+from service.remote.engine import GREETING, submitted
 from service.remote.frames import Area, BadFrame, Frame, Link
-from service.remote.wire import Asked, Verdicts, answer_frame, catalog_frame, error_head, request_of
+from service.remote.wire import Verdicts, answer_frame, catalog_frame, error_head, request_of
 from service.runtime import Runtime
 from service.server import loop_factory
 from service.settings import Settings
@@ -151,7 +150,7 @@ class Desk:
     def _submit(self, link: Link, number: int, frame: Frame) -> None:
         asked = request_of(frame)
         try:
-            submission = self._submitted(asked)
+            submission = submitted(self._engine, asked)
         except Exception as error:  # noqa: BLE001 - one request must not end the connection of all others
             link.done(frame.place)
             self._refuse(link, number, error)
@@ -159,14 +158,6 @@ class Desk:
         ticket = submission.ticket
         self._links[link][number] = Held(ticket, frame.place)
         ticket.future.add_done_callback(partial(self._answer, link, number))
-
-    def _submitted(self, asked: Asked) -> Submission:
-        engine, request = self._engine, asked.request
-        if isinstance(request, TextInput):
-            encoder = engine.catalog.encoder(request.options.model or "")
-            tokenised = Tokenised(request, encoder, asked.tokens or [])
-            return engine.queue(engine.prepare_text(tokenised, asked.bytes_in), asked.deadline)
-        return engine.submit(request, asked.bytes_in, asked.deadline)
 
     def _answer(self, link: Link, number: int, future: "asyncio.Future[Verdicts]") -> None:
         held = self._links.get(link, {}).get(number)
