@@ -4,7 +4,7 @@ export VENV
 BIN := $(VENV)/bin
 JOBS ?= 2
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve demo test test-containers parity lint format bench bench-large bench-overhead bench-peers bench-sharing bench-watching loadtest loadtest-compare loadtest-wrk proto clean
+.PHONY: help setup setup-dev setup-ray serve demo test test-containers test-ray parity lint format bench bench-large bench-overhead bench-peers bench-ray bench-sharing bench-watching loadtest loadtest-compare loadtest-wrk proto clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -14,6 +14,9 @@ setup:
 
 setup-dev:
 	@scripts/setup dev
+
+setup-ray:
+	@scripts/setup ray
 
 serve: setup ## Serve on http://127.0.0.1:8000 (PORT=… for another); Ctrl-C drains and stops
 	@exec $(BIN)/attention serve
@@ -28,6 +31,9 @@ test: setup-dev ## Every test, by two processes; JOBS=1 for one, ARGS=… for py
 test-containers: setup-dev ## Build the images and run them, without Docker: as root, on Debian
 	@scripts/container-tools
 	@$(BIN)/python -m pytest tests/containers -m containers --timeout 3600 $(ARGS)
+
+test-ray: setup-ray ## deploy/ray on a real Ray cluster of two nodes on this machine, about 6 minutes; first installs Ray, 500 MB
+	@scripts/alone $(BIN)/python -m pytest tests/deploy/ray $(ARGS)
 
 parity: setup-dev ## Measure how far our numbers are from other libraries', and print the tables
 	@rm -f test-artifacts/parity.md
@@ -55,6 +61,9 @@ bench-peers: setup-dev ## Other servers beside this one, installed into .bench-p
 
 bench-large: setup-dev ## What small requests wait beside large JSON bodies, with two workers
 	@$(BIN)/python -m loadtest.bench.large $(ARGS)
+
+bench-ray: setup-ray ## The service on Ray beside a single process of it, behind Serve's proxy and behind HAProxy
+	@scripts/alone $(BIN)/python -m deploy.ray.measure $(ARGS)
 
 bench-sharing: setup-dev ## How much sooner a lone long sequence is computed when idle cores help
 	@$(BIN)/python -m loadtest.bench.sharing $(ARGS)
