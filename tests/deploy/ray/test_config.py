@@ -2,14 +2,15 @@
 
 import importlib
 from copy import deepcopy
+from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT
 
 from deploy.ray.replica_settings import settings_of
 from service.settings import Settings
 
+ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "deploy" / "ray"
 
 

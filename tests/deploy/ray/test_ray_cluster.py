@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from serving import start_server
 from wire import JSON, NPY, NPZ, SAFETENSORS, call, http_request, npy, safetensors_file
 
 from models.repository import EncoderEntry, write
 from tests.encoders import draw_weights, make_spec, word_pieces
+from tests.serving import start_server
 
 pytest.importorskip("ray.serve", reason="Ray is not installed: `make test-ray` installs it")
 
