@@ -34,6 +34,7 @@ class Calls:
 
     Attributes:
         heard: when an engine last answered anything, by `time.monotonic`.
+        lost: when one was last found to be gone.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Calls:
         """
         self._infer, self._take, self._named = infer, take, named
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self.heard = 0.0
+        self.heard = self.lost = 0.0
 
     def send(self, head: Mapping[str, Any], arrays: Sequence[Array] = ()) -> None:
         """See `Link.send`: a request is submitted, or released."""
@@ -80,7 +81,10 @@ class Calls:
         except AttentionError as error:
             said, answer = error_head(error), []
         except Exception as error:  # noqa: BLE001 - whatever Ray raises, the client is told
-            said, answer = error_head(self._named(error)), []
+            kind = self._named(error)
+            if isinstance(kind, EngineLost):
+                self.lost = time.monotonic()
+            said, answer = error_head(kind), []
         if "started" in said:
             said = {**said, "started": sent + said["started"], "finished": sent + said["finished"]}
         self._take(Frame({**said, "id": number}, answer))
@@ -94,8 +98,8 @@ class Calls:
         except TimeoutError:
             with suppress(Exception):
                 response.cancel()
-            if self.heard < sent:
-                raise EngineLost("no engine replica answers; others are being started", retry_after_s=2) from None
+            if self.heard < sent or self.lost > sent:
+                raise EngineLost("engine replicas are gone, and others are being started", retry_after_s=2) from None
             raise DeadlineExceeded("no engine replica has answered in the time that the request was given") from None
         except asyncio.CancelledError:
             response.cancel()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from wire import Reply, connect, send, until
 
 URL = "http://127.0.0.1:8000"
-DEADLINE_MS = 15_000
+DEADLINE_MS = 30_000
 """Of every request that is sent."""
 
 

@@ -61,7 +61,7 @@ def submit(made, number=1, seconds=10.0):
     made.send({"do": "submit", "id": number, "deadline": time.monotonic() + seconds}, ARRAYS)
 
 
-async def heard(frames, count=1):
+async def answered(frames, count=1):
     while len(frames) < count:
         await asyncio.sleep(0.001)
 
@@ -72,7 +72,7 @@ def test_a_request_goes_with_the_time_it_has_left_and_its_answer_has_times_of_th
 
     async def talk(made, frames):
         submit(made, 7, seconds=10)
-        await heard(frames)
+        await answered(frames)
         assert made.heard >= before
 
     (frame,) = play(engines, talk)
@@ -89,7 +89,7 @@ def test_a_request_goes_with_the_time_it_has_left_and_its_answer_has_times_of_th
 def test_what_an_engine_refuses_is_passed_on_as_it_is():
     async def talk(made, frames):
         submit(made)
-        await heard(frames)
+        await answered(frames)
 
     (frame,) = play(Engines(({"code": "not-found", "detail": "no such model"}, [])), talk)
 
@@ -99,7 +99,7 @@ def test_what_an_engine_refuses_is_passed_on_as_it_is():
 def test_an_exception_of_the_call_is_an_error_of_ours():
     async def talk(made, frames):
         submit(made)
-        await heard(frames)
+        await answered(frames)
 
     (frame,) = play(Engines(RuntimeError("the actor died")), talk)
 
@@ -110,16 +110,19 @@ def test_an_exception_of_the_call_is_an_error_of_ours():
     )
 
 
-@pytest.mark.parametrize(("answers", "code"), [(False, "engine-lost"), (True, "deadline-exceeded")])
-def test_nobody_waits_longer_than_the_deadline_and_is_told_whether_anybody_is_there(monkeypatch, answers, code):
+@pytest.mark.parametrize(
+    ("heard", "lost", "code"),
+    [(0, 0, "engine-lost"), (100, 0, "deadline-exceeded"), (100, 100, "engine-lost")],
+    ids=["nobody answers", "others are answered", "one was lost meanwhile"],
+)
+def test_nobody_waits_longer_than_the_deadline_and_is_told_why(monkeypatch, heard, lost, code):
     monkeypatch.setattr(calls, "GRACE_S", 0.02)
     engines = Engines(None)
 
     async def talk(made, frames):
         submit(made, seconds=0.02)
-        if answers:
-            made.heard = time.monotonic() + 100  # others go on being answered
-        await heard(frames)
+        made.heard, made.lost = heard and time.monotonic() + heard, lost and time.monotonic() + lost
+        await answered(frames)
 
     (frame,) = play(engines, talk)
 
@@ -147,7 +150,7 @@ def test_a_request_that_is_released_is_cancelled_and_nothing_is_heard_of_it():
 def test_a_call_that_ray_gives_up_is_an_error_of_ours():
     async def talk(made, frames):
         submit(made)
-        await heard(frames)
+        await answered(frames)
 
     (frame,) = play(Engines(asyncio.CancelledError()), talk)
 
@@ -157,7 +160,7 @@ def test_a_call_that_ray_gives_up_is_an_error_of_ours():
 def test_an_answered_request_is_forgotten_when_it_is_released():
     async def talk(made, frames):
         submit(made)
-        await heard(frames)
+        await answered(frames)
         made.send({"do": "release", "id": 1})
         made.send({"do": "release", "id": 1})
 

@@ -88,7 +88,7 @@ def requests(single):
 def slow(single):
     """A request that computes for half a second or so."""
     path, headers = "/v1/attention?return=outputs", {"Content-Type": NPY, "Accept": NPZ}
-    body = npy(np.random.RandomState(1).standard_normal((1, 12_000, 64)).astype(np.float32))
+    body = npy(np.random.RandomState(1).standard_normal((1, 9_000, 64)).astype(np.float32))
     return Request(path, body, headers, call(single.url, "POST", path, body, headers).body)
 
 
