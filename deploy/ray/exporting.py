@@ -56,9 +56,8 @@ class Exporter:
 
     async def _run(self) -> None:
         while True:
-            families = snapshot(self._registry)
             try:
-                await asyncio.to_thread(self._export, families)
+                await asyncio.to_thread(self._export, snapshot(self._registry))
             except Exception:  # whatever Ray raises, requests are answered without metrics too
                 log.exception("metrics could not be handed to Ray")
             await asyncio.sleep(EVERY_S)

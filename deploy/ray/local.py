@@ -64,6 +64,7 @@ class Nodes:
 
     Attributes:
         others: what `kill` takes.
+        logs: where the replicas write what they were called for.
     """
 
     def __init__(self, cpus: int) -> None:
@@ -72,6 +73,7 @@ class Nodes:
         head = {**self._node, "include_dashboard": True, "dashboard_port": DASHBOARD_PORT}
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self.address: str = self._cluster.address
+        self.logs = Path(self._cluster.head_node.get_session_dir_path()) / "logs" / "serve"
         self.others: list[Any] = []
 
     def start(self) -> None:
