@@ -85,8 +85,9 @@ class Calls:
             if isinstance(kind, EngineLost):
                 self.lost = time.monotonic()
             said, answer = error_head(kind), []
-        if "started" in said:
-            said = {**said, "started": sent + said["started"], "finished": sent + said["finished"]}
+        if "ran" in said:
+            started, finished, *others = said["ran"]
+            said = {**said, "ran": (sent + started, sent + finished, *others)}
         self._take(Frame({**said, "id": number}, answer))
 
     async def _answered(self, head: Head, arrays: Sequence[Array]) -> Said:

@@ -34,7 +34,7 @@ class Engine:
             ConfigurationError: if they cannot be loaded.
             ParityError, AttentionError: as `Runtime` finds them.
         """
-        settings = settings_of(overrides, assigned())
+        settings = settings_of(overrides, assigned()).model_copy(update={"tracing": False})  # the ingress makes spans
         logs.set_up(settings)
         self._runtime = Runtime(settings)
         self._runtime.metrics.workers.set(0)  # it is none: callers are answered by the ingress
@@ -92,7 +92,7 @@ class Engine:
             return error_head(InternalError("something unforeseen went wrong on our side; it has been logged")), []
         finally:  # also when Ray cancels this call, because nobody wants its answer
             self._engine.batcher.release(ticket)
-        return answer_frame(verdicts, ticket.started - came, ticket.finished - came)
+        return answer_frame(verdicts, (ticket.started - came, ticket.finished - came, ticket.tokens, ticket.batch))
 
     def _told(self) -> Said:
         catalog = self._engine.catalog

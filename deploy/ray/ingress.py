@@ -20,9 +20,9 @@ from service import logs
 from service.app import create_app
 from service.catalog import Loaded
 from service.errors import EngineLost, InternalError, NotOffered, QueueFull
+from service.exchange import Application, Message, Receive, Scope, Send
 from service.loader import Change
 from service.metrics import Metrics
-from service.observe import Application, Message, Receive, Scope, Send
 from service.peers import Alone
 from service.remote.engine import RemoteEngine, RemoteQueue
 from service.remote.frames import Frame

@@ -23,14 +23,14 @@ import psutil
 
 from deploy.ray import local
 from loadtest.bench import work
-from loadtest.bench.floor import cores
 from loadtest.bench.formats import service_formats
 from loadtest.bench.generator import drive
 from loadtest.bench.http import Failed, Request
+from loadtest.bench.machine import cores
 from loadtest.bench.measure import figures, prepare, warm_up_s
 from loadtest.bench.options import duration, positive, several
 from loadtest.bench.processes import Server, end_in_order, started_service
-from loadtest.bench.report import number, table
+from loadtest.bench.tables import number, table
 
 ENGINES: Final = (1, 2)
 FORMATS: Final = ("safetensors", "json")

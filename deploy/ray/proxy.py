@@ -11,7 +11,7 @@ from starlette.middleware import Middleware
 
 from models.errors import AttentionError
 from service.errors import DeadlineExceeded, QueueFull, Unavailable, WorkerLost
-from service.observe import Application, Message, Receive, Scope, Send
+from service.exchange import Application, Message, Receive, Scope, Send
 from service.problems import dialect_of, problem
 
 PLAIN = b"text/plain"

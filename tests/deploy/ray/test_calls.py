@@ -67,7 +67,7 @@ async def answered(frames, count=1):
 
 
 def test_a_request_goes_with_the_time_it_has_left_and_its_answer_has_times_of_this_machine():
-    engines = Engines(({"answers": [], "started": 0.25, "finished": 0.5}, ARRAYS))
+    engines = Engines(({"answers": [], "ran": (0.25, 0.5, 7, 2)}, ARRAYS))
     before = time.monotonic()
 
     async def talk(made, frames):
@@ -82,8 +82,10 @@ def test_a_request_goes_with_the_time_it_has_left_and_its_answer_has_times_of_th
     assert "deadline" not in head, "the clock of another machine is another"
     assert arrays is ARRAYS
     assert frame.head["id"] == 7
-    assert before + 0.25 <= frame.head["started"] <= time.monotonic() + 0.25
-    assert frame.head["finished"] - frame.head["started"] == pytest.approx(0.25)
+    started, finished, *others = frame.head["ran"]
+    assert before + 0.25 <= started <= time.monotonic() + 0.25
+    assert finished - started == pytest.approx(0.25)
+    assert others == [7, 2]
 
 
 def test_what_an_engine_refuses_is_passed_on_as_it_is():
