@@ -32,7 +32,7 @@ test-containers: setup-dev ## Build the images and run them, without Docker: as 
 	@scripts/container-tools
 	@$(BIN)/python -m pytest tests/containers -m containers --timeout 3600 $(ARGS)
 
-test-ray: setup-ray ## deploy/ray on a real Ray cluster of two nodes on this machine, about 6 minutes; first installs Ray, 500 MB
+test-ray: setup-ray ## deploy/ray on a real Ray cluster of two nodes on this machine, about 4 minutes; first installs Ray, 500 MB
 	@scripts/alone $(BIN)/python -m pytest tests/deploy/ray $(ARGS)
 
 parity: setup-dev ## Measure how far our numbers are from other libraries', and print the tables

