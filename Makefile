@@ -2,7 +2,7 @@
 VENV ?= .venv
 export VENV
 BIN := $(VENV)/bin
-JOBS ?= 2
+JOBS ?= 3
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev setup-ray serve demo test test-containers test-ray parity lint format bench bench-large bench-overhead bench-peers bench-ray bench-sharing bench-watching loadtest loadtest-compare loadtest-wrk proto clean
 
@@ -24,7 +24,7 @@ serve: setup ## Serve on http://127.0.0.1:8000 (PORT=… for another); Ctrl-C dr
 demo: setup ## Post a real request and show the weights; starts a service if none runs
 	@$(BIN)/attention demo $(if $(PORT),--url http://127.0.0.1:$(PORT))
 
-test: setup-dev ## Every test, by two processes; JOBS=1 for one, ARGS=… for pytest
+test: setup-dev ## Every test, by three processes; JOBS=1 for one, ARGS=… for pytest
 	@scripts/test-tools
 	@PATH="$(abspath $(VENV))/tools/usr/bin:$$PATH" $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 

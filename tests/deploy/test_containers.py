@@ -228,8 +228,6 @@ def test_the_load_tests_image_has_what_the_load_test_imports():
                 imported.add(node.module.partition(".")[0])
 
     assert imported - set(sys.stdlib_module_names) - {"loadtest"} == set(installed)
-    for requirement in project()["project"]["optional-dependencies"]["loadtest"]:
-        assert re.match(r"[\w-]+", requirement)[0] in installed
 
 
 @pytest.mark.parametrize("target", SERVES)

@@ -110,7 +110,13 @@ def test_ctrl_c_leaves_the_report_and_no_process(artifacts, tmp_path):
     command = [sys.executable, "-m", "service", "loadtest", "--compare", "onnx", "--devices", "cpu", *SHORT]
     command += ["--out", str(tmp_path)]
     with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=not_ignored,
     ) as run:
         assert run.stdout is not None
         assert run.stderr is not None
@@ -128,6 +134,11 @@ def test_ctrl_c_leaves_the_report_and_no_process(artifacts, tmp_path):
     assert "Broken off before it was known" in said
     assert json.loads((tmp_path / "report.json").read_text())["steps"][0]["phase"] == "warm-up"
     assert "The run was broken off" in (tmp_path / "report.html").read_text()
+
+
+def not_ignored():
+    """What a shell starts in the background ignores Ctrl-C, and so would what the tests start."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def children(parent):
