@@ -26,7 +26,7 @@ demo: setup ## Post a real request and show the weights; starts a service if non
 
 test: setup-dev ## Every test, by three processes; JOBS=1 for one, ARGS=… for pytest
 	@scripts/test-tools
-	@PATH="$(abspath $(VENV))/tools/usr/bin:$$PATH" $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	@OMP_WAIT_POLICY=PASSIVE PATH="$(abspath $(VENV))/tools/usr/bin:$$PATH" $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 test-containers: setup-dev ## Build the images and run them, without Docker: as root, on Debian
 	@scripts/container-tools
