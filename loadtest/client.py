@@ -1,6 +1,6 @@
 """HTTP/1.1 for load tests: one connection, bytes out, and of an answer its head and its body.
 
-Locust's own clients do for each request what can be done once for all of them; `docs/loadtest.md` says what that costs.
+Locust's own clients do for each request what can be done once for all of them; `docs/loadtest.md` has the cost of this.
 Nothing here knows Locust: in its process the sockets are gevent's, elsewhere they are Python's.
 """
 

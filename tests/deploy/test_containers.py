@@ -228,6 +228,9 @@ def test_the_load_tests_image_has_what_the_load_test_imports():
                 imported.add(node.module.partition(".")[0])
 
     assert imported - set(sys.stdlib_module_names) - {"loadtest"} == set(installed)
+    # What the service itself does not need is in the extra, so that pip installs the same elsewhere.
+    required = [*project()["project"]["dependencies"], *project()["project"]["optional-dependencies"]["loadtest"]]
+    assert set(installed) <= {re.match(r"[\w-]+", requirement)[0] for requirement in required}
 
 
 @pytest.mark.parametrize("target", SERVES)
