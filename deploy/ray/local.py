@@ -135,6 +135,7 @@ def deploy(wanted: Mapping[str, Any], folder: Path) -> None:
     """
     file = folder / "serve.yml"
     file.write_text(yaml.safe_dump(dict(wanted)))
+    before = deployed_s()
     cli = (sys.executable, "-c", "from ray.serve.scripts import cli; cli()")
     done = subprocess.run(
         [*cli, "deploy", "-a", f"http://127.0.0.1:{DASHBOARD_PORT}", str(file)],
@@ -145,13 +146,19 @@ def deploy(wanted: Mapping[str, Any], folder: Path) -> None:
     )
     if done.returncode:
         raise NotDone(done.stdout + done.stderr)
-    time.sleep(1)  # until the controller has begun
-    eventually(lambda: settled() and answers(), DEPLOYED_S, lambda: str(status()))
+    # The controller begins a moment later; until then all is as the file before wanted it.
+    eventually(lambda: deployed_s() > before and settled() and answers(), DEPLOYED_S, lambda: str(status()))
 
 
 def status() -> Any:
     """What Serve says of the application; None if there is none."""
     return serve.status().applications.get("attention")
+
+
+def deployed_s() -> float:
+    """When the controller took the application's last file, seconds since the epoch; 0 if it has none."""
+    found = status()
+    return 0.0 if found is None else float(found.last_deployed_time_s)
 
 
 def settled() -> bool:
