@@ -27,9 +27,9 @@ class Cores:
         self._counts[mine] = 0
 
     @property
-    def idle(self) -> bool:
-        """Whether there is a core on which nothing computes."""
-        return sum(self._counts) < self.total
+    def idle(self) -> int:
+        """On how many cores nothing computes."""
+        return max(0, self.total - sum(self._counts))
 
     @contextmanager
     def computing(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +15,7 @@ from service.catalog import Catalog, LoadedEncoder, LoadedModel
 from service.cores import Cores
 from service.devices import Device, available_cores
 from service.errors import InvalidOption, TooLarge
+from service.lane import Team
 from service.messages import OWN, Answer, AttentionInput, AttentionOutput, Options, TextInput
 from service.metrics import Metrics
 from service.packing import Job, Unit, as_float16
@@ -106,13 +108,17 @@ class LocalEngine:
         )
         on_cpu = catalog.device.kind == "cpu"
         count = compute_slots(settings, catalog.device)
-        slots = ThreadSlots(count, loop, measures=on_cpu, cores=cores if on_cpu else None)
-        self.batcher = self._batcher = Batcher(slots, self.limits, LoopClock(loop), metrics)
+        self._slots = ThreadSlots(count, loop, measures=on_cpu, cores=cores if on_cpu else None)
+        self.batcher = self._batcher = Batcher(self._slots, self.limits, LoopClock(loop), metrics)
 
     @property
     def usable(self) -> bool:
         """Whether requests are taken at all."""
         return not self.catalog.failures
+
+    def team(self) -> AbstractContextManager[Team]:
+        """Who reads and writes long bodies: the thread that asks, and whoever computes nothing meanwhile."""
+        return self._slots.team()
 
     def obstacle(self) -> str:
         """Why this engine is not ready; empty if it is."""

@@ -10,7 +10,8 @@ from models.errors import NumericOverflow
 from models.finite import all_finite
 from models.masks import fully_masked_rows, visible
 from models.types import F32, PER_HEAD, Array, Bool, Projections, SequenceInput
-from service.backends.base import Batch, Runner, Spread, Tensors, in_turn
+from service.backends.base import Batch, Runner, Tensors
+from service.lane import Spread, in_turn
 from service.messages import Answer, AnswerOptions, TopK
 from service.statistics import Statistics
 

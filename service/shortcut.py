@@ -182,7 +182,7 @@ class Straight:
         try:
             inference.computed()
             written = inference.write(inference.submission.output_now(future.result()))
-            body = written.content if isinstance(written.content, bytes) else b"".join(written.content)
+            body = written.content if isinstance(written.content, bytes) else b"".join(written.content())
             if written.coding:
                 body = squeezed([body], written.coding)
             headers = inference.head(written, len(body))

@@ -7,14 +7,16 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from models.errors import AttentionError, InvalidInput
-from service.backends.base import Spread, Tensors, in_turn
+from service.backends.base import Tensors
 from service.cores import Cores
 from service.errors import BackendFailed
+from service.lane import ALONE, Spread, Team, in_turn
 from service.messages import Answer
 from service.packing import Unit, answer, batch_of
 
@@ -70,6 +72,9 @@ class Slots(Protocol):
 
     def compute(self, run: Run) -> None:
         """Compute in the thread that calls."""
+
+    def team(self) -> AbstractContextManager[Team]:
+        """Who computes the parts of other work."""
 
     def close(self) -> None:
         """Take no more work."""
@@ -235,14 +240,28 @@ class ThreadSlots:
             return in_turn
 
         def spread(parts: Sequence[Callable[[], None]]) -> None:
-            shared = _Shared(parts)
-            for _ in range(min(len(self._threads), len(parts)) - 1):
-                self._work.put(shared)
-            shared.work()
-            shared.wait()
-            run.helped_s += shared.helped_s
+            run.helped_s += self._share(parts)
 
         return spread
+
+    @contextmanager
+    def team(self) -> Iterator[Team]:
+        """Who computes the parts of other work than batches: the thread that calls, and slots while a core is idle.
+
+        Until the context ends, the thread that calls counts as one that computes.
+        """
+        with self._cores.computing():
+            size = min(len(self._threads), self._cores.idle) + 1
+            yield Team(self._share, size) if size > 1 else ALONE
+
+    def _share(self, parts: Sequence[Callable[[], None]]) -> float:
+        """Compute parts in the thread that calls and in those that are idle; how long these worked, s."""
+        shared = _Shared(parts)
+        for _ in range(min(len(self._threads), len(parts)) - 1):
+            self._work.put(shared)
+        shared.work()
+        shared.wait()
+        return shared.helped_s
 
     def _remember(self, run: Run, busy_s: float) -> None:
         """What a unit of the run took of the processor, in all threads: what it waited for others is not its cost.

@@ -1,28 +1,19 @@
 """What a backend is: it turns a `Batch` into the tensors asked for, and does nothing else."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from models.repository import EncoderEntry, ModelEntry
 from models.spec import ComputeDtype
 from models.types import F32, Array, Bool, Projections
+from service.lane import Spread, in_turn
 
 SCORED = frozenset({"weights", "scores"})
 """Tensors that are not to be had without a matrix of scores."""
 
 Tensors = Mapping[str, F32]
 """Tensors of one sequence by name: per-head ones (h, n, ·), outputs (n, h * value_dim), projected (n, embed_dim)."""
-
-
-Spread = Callable[[Sequence[Callable[[], None]]], None]
-"""Calls each of several functions once, in any order, perhaps in several threads, and returns when all have ended."""
-
-
-def in_turn(parts: Sequence[Callable[[], None]]) -> None:
-    """One after the other: the `Spread` of who has one thread."""
-    for part in parts:
-        part()
 
 
 @dataclass(frozen=True, slots=True)

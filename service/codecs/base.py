@@ -5,9 +5,10 @@ clock, no I/Chosen.
 """
 
 import difflib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, lru_cache
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qsl
 
 import numpy as np
@@ -19,7 +20,7 @@ from models.tokenizer import Tokens
 from models.types import F32, Array, Bool, Projections, SequenceInput
 from service.backends.base import BackendInfo
 from service.errors import ConflictingFields, InvalidOption, NotAcceptable, TooLarge, UnknownField, Unparsable
-from service.lane import Piece, Steps
+from service.lane import ALONE, Piece, Team
 from service.messages import AnswerOptions, AttentionInput, AttentionOutput, Form, Options
 
 Chosen = TypeVar("Chosen", bound=BaseModel)
@@ -43,6 +44,9 @@ PROJECTION_NAMES = ("query", "key", "value")
 MOST_SEQUENCES = 1 << 14
 """Sequences a decoder takes apart: more would take seconds before the engine could refuse them."""
 
+LONG_ANSWER = 1 << 19
+"""Bytes of tensors from which a binary answer is put together in a thread, and sent in pieces."""
+
 RAW = 1 << 18
 """Bytes of a piece of a binary answer."""
 
@@ -51,9 +55,14 @@ FLOATS: dict[str, np.dtype[Any]] = {"float16": np.dtype("<f2"), "float32": np.dt
 
 
 class Decoder(Protocol[Request]):
-    """Reads requests of one media type."""
+    """Reads requests of one media type.
+
+    Attributes:
+        plain_from: bytes from which a body is read by `decode_plain` first, in a thread.
+    """
 
     media_type: str
+    plain_from: float
 
     def decode(self, body: bytes, query: str) -> Request:
         """The request in `body` with the options of the query string.
@@ -63,25 +72,34 @@ class Decoder(Protocol[Request]):
             InvalidInput: if it is, but means something that cannot be computed; the error names the place.
         """
 
+    def decode_plain(self, body: bytes, query: str, team: Team) -> Request | None:
+        """The request in a long body, read by a team; None where only `decode` finds it, or what is wrong."""
 
-@runtime_checkable
-class LongDecoder(Decoder[Request], Protocol):
-    """Reads long requests of one media type a step at a time."""
 
-    def decode_in_steps(self, body: bytes, query: str) -> Steps[Request | None]:
-        """The request in `body`; None where that has to be read as a whole, and `decode` finds it, or what is wrong."""
+class ReadsAtOnce:
+    """A decoder that reads long bodies as it reads short ones."""
+
+    plain_from = math.inf
+
+    def decode_plain(self, body: bytes, query: str, team: Team) -> None:
+        """See `Decoder.decode_plain`."""
 
 
 class Encoder(Protocol):
-    """Writes answers of one media type."""
+    """Writes answers of one media type.
+
+    Attributes:
+        long_answer: bytes of tensors from which an answer is long.
+    """
 
     media_type: str
+    long_answer: int
 
     def encode(self, output: AttentionOutput) -> bytes:
         """The answer's bytes."""
 
-    def pieces(self, output: AttentionOutput) -> Iterator[Piece]:
-        """The same bytes in pieces, some of them empty, each within about 0.1 ms; for long answers."""
+    def pieces(self, output: AttentionOutput, team: Team = ALONE) -> list[Piece]:
+        """The same bytes in pieces, written by a team; for long answers."""
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

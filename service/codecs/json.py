@@ -1,18 +1,17 @@
 """JSON: numbers or base64 tensor objects.
 
-Numbers go from text to an array without becoming Python objects, wherever a body is plain: in one go (`fast_json`), or
-a piece at a time where it is long (`cut_json`). A body that is not is read again with the standard library, either to
-find the exact place and say what is wrong there, or because the body is fine but unusual.
+Numbers go from text to an array without becoming Python objects, wherever a body is plain (`cut_json`). A body that is
+not is read again with the standard library, either to find the exact place and say what is wrong there, or because the
+body is fine but unusual.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from models.errors import AttentionError, ShapeMismatch
 from models.types import F32, Projections
-from service.codecs import json_answer
+from service.codecs import cut_json, json_answer, long_json
 from service.codecs.base import (
     FLOATS,
     OPTION_NAMES,
@@ -24,12 +23,10 @@ from service.codecs.base import (
     nearest,
     query_options,
 )
-from service.codecs.cut_json import fields_in_steps
-from service.codecs.fast_json import fast_fields
 from service.codecs.nested import each_projection, is_tensor, mask, matrix, tensor
 from service.codecs.strict_json import body_options, escaped, json_object, json_type
 from service.errors import UnknownField, WrongType
-from service.lane import Steps
+from service.lane import ALONE, Piece, Team
 from service.messages import AttentionInput, AttentionOutput, Form, Options
 
 FIELDS = (*TENSOR_FIELDS, *OPTION_NAMES)
@@ -39,17 +36,17 @@ class JsonCodec:
     """`application/json`, both ways."""
 
     media_type = "application/json"
+    plain_from: float = cut_json.LONG
+    long_answer = long_json.LONG
 
     def decode(self, body: bytes, query: str) -> AttentionInput:
         """See `Decoder.decode`."""
-        fields = fast_fields(body, FIELDS)
-        if fields is None:
-            fields = json_object(body, "inputs")
-        return _request(fields, query)
+        request = self.decode_plain(body, query, ALONE)
+        return _request(json_object(body, "inputs"), query) if request is None else request
 
-    def decode_in_steps(self, body: bytes, query: str) -> Steps[AttentionInput | None]:
-        """See `Decoder.decode_in_steps`."""
-        fields = yield from fields_in_steps(body, "inputs")
+    def decode_plain(self, body: bytes, query: str, team: Team) -> AttentionInput | None:
+        """See `Decoder.decode_plain`."""
+        fields = cut_json.plain_fields(body, "inputs", team)
         try:
             return None if fields is None else _request(fields, query)
         except AttentionError:
@@ -59,9 +56,9 @@ class JsonCodec:
         """See `Encoder.encode`. Masked scores are `null`; numbers have the digits that keep them, or decimals."""
         return json_answer.whole(output)
 
-    def pieces(self, output: AttentionOutput) -> Iterator[bytes]:
+    def pieces(self, output: AttentionOutput, team: Team = ALONE) -> list[Piece]:
         """See `Encoder.pieces`."""
-        return json_answer.pieces(output)
+        return json_answer.pieces(output, team)
 
 
 def _request(fields: dict[str, Any], query: str) -> AttentionInput:

@@ -1,17 +1,18 @@
-"""Answers in JSON, in one go or a piece at a time."""
+"""Answers in JSON, in one go or in pieces."""
 
-import binascii
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import orjson
+import pybase64
 
 from models.encoder_spec import placed
 from models.types import F32, F64, Array
 from service.codecs.base import metadata
-from service.codecs.long_json import Hold, base64_pieces, in_pieces, number_pieces
+from service.codecs.long_json import Hold, base64_parts, in_pieces, number_parts
+from service.lane import Piece, Team
 from service.messages import AttentionOutput, TopK
 
 Numbers = Callable[[Array, int | None], Any]
@@ -26,16 +27,16 @@ def whole(output: AttentionOutput) -> bytes:
     return orjson.dumps(_document(output, _written, _base64), option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def pieces(output: AttentionOutput) -> Iterator[bytes]:
-    """The same, a piece at a time."""
+def pieces(output: AttentionOutput, team: Team) -> list[Piece]:
+    """The same in pieces, written by a team."""
 
     def document(hold: Hold) -> Any:
         def numbers(array: Array, decimals: int | None) -> orjson.Fragment:
-            return hold(number_pieces(array, partial(_written, decimals=decimals)))
+            return hold(number_parts(array, partial(_written, decimals=decimals)))
 
-        return _document(output, numbers, lambda array: hold(base64_pieces(array)))
+        return _document(output, numbers, lambda array: hold(base64_parts(array)))
 
-    return in_pieces(document)
+    return in_pieces(document, team)
 
 
 def _document(output: AttentionOutput, numbers: Numbers, base64: Base64) -> dict[str, Any]:
@@ -121,7 +122,7 @@ def _tensor_object(value: Array | TopK, base64: Base64) -> dict[str, Any]:
 
 
 def _base64(array: Array) -> str:
-    return binascii.b2a_base64(np.ascontiguousarray(array).data, newline=False).decode("ascii")
+    return pybase64.b64encode_as_string(np.ascontiguousarray(array).data)
 
 
 def _stacked(values: list[Array | TopK]) -> Array | TopK:

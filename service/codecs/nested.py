@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pybase64
 
 from models.errors import InvalidInput, ShapeMismatch
 from models.types import F64, Bool
@@ -93,6 +94,14 @@ def each_projection(value: Any) -> dict[str, Any]:
     return {name: value[name] for name in PROJECTION_NAMES}
 
 
+def decoded_base64(text: str) -> bytes:
+    """What a text encodes; raises a `ValueError` that says what is wrong with it."""
+    try:
+        return pybase64.b64decode(text, validate=True)
+    except ValueError:
+        return binascii.a2b_base64(text, strict_mode=True)
+
+
 def is_tensor(value: Any) -> bool:
     """Whether it should be a tensor object."""
     return isinstance(value, dict)
@@ -123,7 +132,7 @@ def tensor(value: Mapping[str, Any], pointer: str, dtypes: Mapping[str, np.dtype
     if not isinstance(data, (str, memoryview)):
         raise WrongType.at(f"{pointer}/data", f"expected a base64 string, got {json_type(data)}")
     try:
-        raw = binascii.a2b_base64(data, strict_mode=True) if isinstance(data, str) else data
+        raw = decoded_base64(data) if isinstance(data, str) else data
     except (ValueError, binascii.Error) as error:
         raise InvalidInput.at(f"{pointer}/data", f"not base64: {error}") from error
     need = math.prod(shape) * dtypes[dtype].itemsize

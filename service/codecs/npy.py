@@ -2,7 +2,6 @@
 
 import io
 import tokenize
-from collections.abc import Iterator
 from zipfile import ZIP_STORED, ZipFile
 
 import numpy as np
@@ -12,7 +11,9 @@ from numpy.lib import format as npy_format
 from models.types import Array
 from service.codecs.base import (
     FLOATS,
+    LONG_ANSWER,
     RAW,
+    ReadsAtOnce,
     assemble,
     check_count,
     flat_tensors,
@@ -23,11 +24,11 @@ from service.codecs.base import (
     reshaped,
 )
 from service.errors import Unparsable, WrongType
-from service.lane import Piece
+from service.lane import ALONE, Piece, Team
 from service.messages import AttentionInput, AttentionOutput, Options
 
 
-class NpyCodec:
+class NpyCodec(ReadsAtOnce):
     """`application/x-npy`, requests only: one sequence (n, d), or equally long ones (b, n, d)."""
 
     media_type = "application/x-npy"
@@ -46,12 +47,13 @@ class NpzCodec:
     """`application/x-npz`, answers only."""
 
     media_type = "application/x-npz"
+    long_answer = LONG_ANSWER
 
     def encode(self, output: AttentionOutput) -> bytes:
         """See `Encoder.encode`. The array `metadata` holds the rest of the answer, as the bytes of a JSON text."""
         return b"".join(self.pieces(output))
 
-    def pieces(self, output: AttentionOutput) -> Iterator[Piece]:
+    def pieces(self, output: AttentionOutput, team: Team = ALONE) -> list[Piece]:
         """See `Encoder.pieces`. The archive's directory is at its end, and sizes are at its members' beginnings."""
         tensors = flat_tensors(output)
         tensors["metadata"] = np.frombuffer(orjson.dumps(metadata(output)), np.uint8)
@@ -67,10 +69,8 @@ class NpzCodec:
                     npy_format.write_array_header_1_0(member, plain)
                     for piece in raw_pieces(array):
                         member.write(piece)
-                        yield b""
         archived = file.getbuffer()
-        for start in range(0, len(archived), RAW):
-            yield archived[start : start + RAW]
+        return [archived[start : start + RAW] for start in range(0, len(archived), RAW)]
 
 
 def _read(body: bytes) -> Array:

@@ -7,7 +7,7 @@ tensor is a view into the body, not a copy, and every fault is named.
 import math
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -19,7 +19,9 @@ from models.errors import ShapeMismatch
 from models.types import Array, Projections
 from service.backends.base import BackendInfo
 from service.codecs.base import (
+    LONG_ANSWER,
     PROJECTION_NAMES,
+    ReadsAtOnce,
     assemble,
     check_count,
     flat_tensors,
@@ -32,7 +34,7 @@ from service.codecs.base import (
     reshaped,
 )
 from service.errors import UnknownField, Unparsable, WrongType
-from service.lane import Piece
+from service.lane import ALONE, Piece, Team
 from service.messages import AttentionInput, AttentionOutput, Form, Options
 
 DTYPES = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "BOOL": "?"}
@@ -46,10 +48,11 @@ PLAIN = ("inputs", "attn_mask", "attn_bias", *(f"projections.{name}" for name in
 NUMBERED = re.compile(r"(inputs|attn_mask|attn_bias)\.(0|[1-9]\d{0,6})")
 
 
-class SafetensorsCodec:
+class SafetensorsCodec(ReadsAtOnce):
     """`application/x-safetensors`, both ways."""
 
     media_type = "application/x-safetensors"
+    long_answer = LONG_ANSWER
 
     def decode(self, body: bytes, query: str) -> AttentionInput:
         """See `Decoder.decode`. Tensors: `inputs` or `inputs.0, inputs.1, …`, and what goes with them."""
@@ -89,12 +92,10 @@ class SafetensorsCodec:
         head, tensors = _laid_out(output)
         return b"".join((head, *(np.ascontiguousarray(array).data for array in tensors)))
 
-    def pieces(self, output: AttentionOutput) -> Iterator[Piece]:
+    def pieces(self, output: AttentionOutput, team: Team = ALONE) -> list[Piece]:
         """See `Encoder.pieces`."""
         head, tensors = _laid_out(output)
-        yield head
-        for array in tensors:
-            yield from raw_pieces(array)
+        return [head, *(piece for array in tensors for piece in raw_pieces(array))]
 
 
 def _laid_out(output: AttentionOutput) -> tuple[bytes, list[Array]]:

@@ -1,6 +1,6 @@
 """Requests that bring text: `{"text": ..., ...}` in JSON."""
 
-from service.codecs.base import check_count, check_format, merged, nearest, option_names, query_options
+from service.codecs.base import ReadsAtOnce, check_count, check_format, merged, nearest, option_names, query_options
 from service.codecs.strict_json import body_options, escaped, json_object
 from service.codecs.texts import checked_texts
 from service.errors import InvalidOption, UnknownField, WrongType
@@ -10,7 +10,7 @@ OPTIONS = option_names(TextOptions)
 FIELDS = ("text", *OPTIONS)
 
 
-class TextDecoder:
+class TextDecoder(ReadsAtOnce):
     """`application/json` with text in it."""
 
     media_type = "application/json"

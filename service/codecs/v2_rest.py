@@ -8,7 +8,7 @@ https://github.com/triton-inference-server/server/blob/main/docs/protocol/extens
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -20,9 +20,9 @@ from models.errors import AttentionError, ShapeMismatch
 from models.types import Array
 from service.backends.base import BackendInfo
 from service.codecs.base import check_count, reshaped
-from service.codecs.cut_json import fields_in_steps
-from service.codecs.long_json import Hold, in_pieces, number_pieces
-from service.codecs.strict_json import escaped, json_type
+from service.codecs.cut_json import plain_fields
+from service.codecs.long_json import Hold, in_pieces, number_parts
+from service.codecs.strict_json import escaped, json_object, json_type
 from service.codecs.v2 import (
     MOST_OUTPUTS,
     Asked,
@@ -34,18 +34,17 @@ from service.codecs.v2 import (
     tensors,
     with_tensors,
 )
-from service.codecs.v2_document import document_of
 from service.codecs.v2_tensors import DATATYPES, check_described, check_size, datatype_of, from_bytes, to_bytes
 from service.errors import ConflictingFields, InvalidOption, UnknownField, Unparsable, WrongType
-from service.lane import Steps
+from service.lane import ALONE, Piece, Team
 from service.messages import AttentionOutput
 
 
-def decode_in_steps(body: bytes, header_length: str, model: str, layers: int = 0) -> Steps[InferRequest | None]:
-    """The request in a long body that is all JSON; None where it has to be read as a whole, by `decode`."""
+def decode_plain(body: bytes, header_length: str, model: str, team: Team, layers: int = 0) -> InferRequest | None:
+    """The request in a body that is all JSON; None where it has to be read to the letter, by `decode`."""
     if header_length:
         return None
-    document = yield from fields_in_steps(body, "inputs")
+    document = plain_fields(body, "inputs", team)
     try:
         return None if document is None else _request(_outline(document, model, layers), memoryview(b""))
     except AttentionError:
@@ -65,10 +64,13 @@ def decode(body: bytes, header_length: str, model: str, layers: int = 0) -> Infe
         Unparsable: if the body is no JSON document, or the bytes behind it are not those it speaks of.
         InvalidInput: if it is, but means something that cannot be computed; the error names the place.
     """
+    plain = decode_plain(body, header_length, model, ALONE, layers)
+    if plain is not None:
+        return plain
     text, rest = _split(body, header_length)
     if header_length and len(text) <= MOST_REMEMBERED:
         return _request(_remembered(text, model, layers), rest)
-    return _request(_outline(document_of(text), model, layers), rest)
+    return _request(_outline(json_object(text, "inputs"), model, layers), rest)
 
 
 MOST_REMEMBERED = 1_024
@@ -77,7 +79,7 @@ MOST_REMEMBERED = 1_024
 
 @lru_cache(maxsize=256)
 def _remembered(text: bytes, model: str, layers: int) -> "_Outline":
-    return _outline(document_of(text), model, layers)
+    return _outline(json_object(text, "inputs"), model, layers)
 
 
 def _request(outline: "_Outline", rest: memoryview) -> InferRequest:
@@ -113,15 +115,15 @@ def encode(asked: InferRequest, output: AttentionOutput) -> tuple[bytes, int | N
     return b"".join((text, *behind.values())), len(text) if asked.binary else None
 
 
-def pieces(asked: InferRequest, output: AttentionOutput) -> Iterator[bytes]:
-    """The body of a long answer without binary tensors, a piece at a time."""
+def pieces(asked: InferRequest, output: AttentionOutput, team: Team = ALONE) -> list[Piece]:
+    """The body of a long answer without binary tensors, in pieces."""
 
     def document(hold: Hold) -> dict[str, Any]:
         found = tensors(asked, output)
-        entries = _entries(found, {}, lambda flat: hold(number_pieces(flat, np.ascontiguousarray)))
+        entries = _entries(found, {}, lambda flat: hold(number_parts(flat, np.ascontiguousarray)))
         return _document(asked.id, output.model, answer_parameters(output), entries)
 
-    return in_pieces(document)
+    return in_pieces(document, team)
 
 
 def _entries(

@@ -20,7 +20,7 @@ from service.catalog import available
 from service.devices import Device, choose_device, cuda_obstacles, onnxruntime_distributions
 from service.settings import Settings, load_settings
 
-PACKAGES = ("torch", "numpy", "onnx", "fastapi", "uvicorn", "uvloop", "orjson", "pysimdjson")
+PACKAGES = ("torch", "numpy", "onnx", "fastapi", "uvicorn", "uvloop", "orjson", "numba")
 
 
 class Doctor:

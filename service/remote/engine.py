@@ -5,6 +5,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from itertools import count
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from service.batcher import Limits, Ticket
 from service.catalog import Catalog, Loaded
 from service.engine import LocalEngine, Prepared, Submission, Tokenised
 from service.errors import ClientGone, Draining, EngineLost, QueueFull
+from service.lane import ALONE, Team
 from service.loader import Change
 from service.messages import TextInput
 from service.metrics import Metrics
@@ -185,6 +187,10 @@ class RemoteEngine(LocalEngine):
         self.own = Statistics()
         self.batcher = self._queue = queue
         self.gone, self.trouble = False, ""
+
+    def team(self) -> AbstractContextManager[Team]:
+        """See `LocalEngine.team`: whoever computes is in another process."""
+        return nullcontext(ALONE)
 
     def obstacle(self) -> str:
         """See `LocalEngine.obstacle`."""

@@ -3,22 +3,23 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
 from service.body import WORTH_COMPRESSING, answer_coding
 from service.catalog import LoadedEncoder
-from service.codecs import v2, v2_rest
+from service.codecs import cut_json, long_json, v2, v2_rest
+from service.codecs.v2 import InferRequest
 from service.codecs.v2_tensors import MOST_AXES, TOKEN_TENSORS
 from service.engine import LocalEngine, Prepared, Tokenised
 from service.errors import UnknownField
 from service.exchange import Exchange, Scope
-from service.lane import Steps
+from service.lane import Piece
 from service.messages import OWN, AttentionInput, AttentionOutput, TextInput
 from service.protocol import name_of
 from service.routes.tensors import (
-    LONG_ANSWER,
     LONG_BODY,
     LONG_TEXT,
     REFUSALS,
@@ -249,37 +250,44 @@ class _Infer(InferCall):
         self._header_length = exchange.header(HEADER_LENGTH)
         self._accept_encoding = exchange.header(b"accept-encoding")
         self._model = model
+        if not self._header_length and not self.layers_of(model):  # all JSON, and numbers
+            self.plain_from = cut_json.LONG
 
     def statistics(self) -> Statistics:
         return self._engine.statistics(self._model)
 
     def is_long(self, body: bytes) -> bool:
-        return len(body) >= self.long_from(self._model)
+        return len(body) >= min(self.long_from(self._model), self.plain_from)
 
     def read(self, body: bytes) -> Understood:
         layers = self.layers_of(self._model)
         return self.understood(v2_rest.decode(body, self._header_length, self._model, layers))
 
-    def read_in_steps(self, body: bytes) -> Steps[Understood | None] | None:
-        return None if self.layers_of(self._model) else self._steps(body)
-
-    def _steps(self, body: bytes) -> Steps[Understood | None]:
-        request = yield from v2_rest.decode_in_steps(body, self._header_length, self._model)
+    def read_plain(self, body: bytes) -> Understood | None:
+        with self._engine.team() as team:
+            request = v2_rest.decode_plain(body, self._header_length, self._model, team)
         return None if request is None else self.understood(request)
 
     def write(self, request: Understood, output: AttentionOutput) -> Written:
         asked = request.asked
         # Padding makes a short answer a long one.
-        if (output.nbytes >= LONG_ANSWER or asked.padded) and not asked.binary:
+        if (output.nbytes >= long_json.LONG or asked.padded) and not asked.binary:
             coding = answer_coding(self._accept_encoding, CODINGS)
-            pieces = v2_rest.pieces(asked, output)
-            return Written(pieces, [(b"content-type", b"application/json"), (b"vary", b"accept-encoding")], coding)
+            return Written(
+                partial(self._pieces, asked, output),
+                [(b"content-type", b"application/json"), (b"vary", b"accept-encoding")],
+                coding,
+            )
         content, length = v2_rest.encode(asked, output)
         media_type = b"application/json" if length is None else b"application/octet-stream"
         headers = [(b"content-type", media_type), (b"vary", b"accept-encoding")]
         if length is not None:
             headers.append((HEADER_LENGTH, str(length).encode()))
         return Written(content, headers, self._coding(content, is_binary=length is not None))
+
+    def _pieces(self, asked: InferRequest, output: AttentionOutput) -> list[Piece]:
+        with self._engine.team() as team:
+            return v2_rest.pieces(asked, output, team)
 
     def _coding(self, content: bytes, *, is_binary: bool) -> str:
         """Binary tensors are compressed for who asks for one coding, as `response_compression_algorithm` does.

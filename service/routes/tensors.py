@@ -4,8 +4,9 @@ import asyncio
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal
 
@@ -15,11 +16,11 @@ from models.types import ALL_TENSOR_NAMES
 from service.batcher import Ticket
 from service.body import CODINGS, WORTH_COMPRESSING, answer_coding, compress
 from service.codecs import ENCODERS, decoder_for, encoder_for
-from service.codecs.base import Decoder, Encoder, LongDecoder, check_media_type
+from service.codecs.base import Decoder, Encoder, check_media_type
 from service.engine import LocalEngine, Prepared, Submission, Verdicts
 from service.errors import ClientGone, Draining, InvalidOption
 from service.exchange import Exchange, Headers, Receive, Scope, Send, Work
-from service.lane import Lane, Piece, Steps
+from service.lane import Lane, Piece
 from service.messages import AnswerOptions, AttentionOutput
 from service.metrics import Metrics
 from service.problems import MEDIA_TYPE as PROBLEM
@@ -29,13 +30,8 @@ from service.statistics import Statistics
 
 TIMEOUT_HEADER = b"x-request-timeout-ms"
 
-LONG_ANSWER = 1 << 19
-"""Bytes of tensors from which an answer is written a piece at a time: in JSON they are about three times as many, and
-to write them in one go takes less than 2 ms. Pieces cost a tenth of what an answer of half as many bytes takes."""
-
 LONG_BODY = 1 << 20
-"""Bytes from which a body is read in steps, or where that cannot be in a thread, while the event loop goes on: numbers
-that are wrong take seconds."""
+"""Bytes from which a body is read in a thread: what is wrong with numbers takes seconds to find."""
 
 LONG_TEXT = 1 << 12
 """The same of bodies that hold text: to make tokens of it takes longer."""
@@ -74,12 +70,12 @@ class Written:
     """An answer as bytes.
 
     Attributes:
-        content: not compressed; of a long answer an iterator, which makes it a piece at a time.
+        content: not compressed; of a long answer what writes it, in pieces, and takes long.
         headers: those that say what it is.
         coding: what it is to be compressed with; empty for nothing.
     """
 
-    content: bytes | Iterator[Piece]
+    content: bytes | Callable[[], list[Piece]]
     headers: Headers
     coding: str = ""
 
@@ -89,9 +85,11 @@ class Call(ABC):
 
     Attributes:
         codings: content codings that their bodies may have.
+        plain_from: bytes from which a body is read by `read_plain` first.
     """
 
     codings: Sequence[str] = CODINGS
+    plain_from: float = math.inf
 
     def statistics(self) -> Statistics | None:
         """Of the model that is asked for, as soon as that is known; None where it has none."""
@@ -105,8 +103,8 @@ class Call(ABC):
     def read(self, body: bytes) -> Any:
         """What `prepare` takes. May be called in a thread."""
 
-    def read_in_steps(self, body: bytes) -> Steps[Any] | None:
-        """What `read` would give of a long body, or None if that has to be asked; no steps if it has to be anyhow."""
+    def read_plain(self, body: bytes) -> Any | None:
+        """What `read` would give of a long body, in less time, or None if that has to be asked; called in a thread."""
         return None
 
     @abstractmethod
@@ -157,8 +155,8 @@ class Inference:
     async def prepare_long(self, body: bytes, lane: Lane) -> Prepared:
         """The same, while the event loop goes on."""
         self._decoding = time.monotonic()
-        steps = self.call.read_in_steps(body)
-        request = None if steps is None else await lane.run(steps)
+        plain = len(body) >= self.call.plain_from
+        request = await lane.run(partial(self.call.read_plain, body)) if plain else None
         self._request = await asyncio.to_thread(self.call.read, body) if request is None else request
         return self.call.prepare(self._request, len(body))
 
@@ -282,7 +280,7 @@ class TensorEndpoint(ABC):
             written = inference.write(await inference.submission.output(verdicts))
             del verdicts
             content = written.content
-            pieces: list[Piece] = [content] if isinstance(content, bytes) else await intake.lane.collect(content)
+            pieces: list[Piece] = [content] if isinstance(content, bytes) else await intake.lane.run(content)
             if written.coding:
                 pieces = [await compress(pieces, written.coding)]
             headers = inference.head(written, sum(map(len, pieces)))
@@ -386,21 +384,19 @@ class _Negotiated(Call):
     ) -> None:  # fmt: skip
         self._route, self._engine, self._query = route, engine, query
         self._decoder, self._encoder, self._accept_encoding = decoder, encoder, accept_encoding
+        self.plain_from = decoder.plain_from
 
     def is_long(self, body: bytes) -> bool:
-        return len(body) >= self._route.long_from
+        return len(body) >= min(self._route.long_from, self.plain_from)
 
     def read(self, body: bytes) -> Any:
         request = self._decoder.decode(body, self._query)
         check_media_type(request.options, self._encoder.media_type)
         return self._route.understood(request, self._engine)
 
-    def read_in_steps(self, body: bytes) -> Steps[Any] | None:
-        decoder = self._decoder
-        return self._steps(decoder, body) if isinstance(decoder, LongDecoder) else None
-
-    def _steps(self, decoder: LongDecoder[Any], body: bytes) -> Steps[Any]:
-        request = yield from decoder.decode_in_steps(body, self._query)
+    def read_plain(self, body: bytes) -> Any | None:
+        with self._engine.team() as team:
+            request = self._decoder.decode_plain(body, self._query, team)
         if request is None:
             return None
         check_media_type(request.options, self._encoder.media_type)
@@ -411,8 +407,8 @@ class _Negotiated(Call):
 
     def write(self, request: Any, output: AttentionOutput) -> Written:
         media_type = self._encoder.media_type
-        is_long = output.nbytes >= LONG_ANSWER
-        content = self._encoder.pieces(output) if is_long else self._encoder.encode(output)
+        is_long = output.nbytes >= self._encoder.long_answer
+        content = partial(self._pieces, output) if is_long else self._encoder.encode(output)
         worth_it = media_type == "application/json" and (
             not isinstance(content, bytes) or len(content) >= WORTH_COMPRESSING
         )
@@ -421,6 +417,10 @@ class _Negotiated(Call):
             [(b"content-type", media_type.encode()), (b"vary", b"accept, accept-encoding")],
             answer_coding(self._accept_encoding) if worth_it else "",
         )
+
+    def _pieces(self, output: AttentionOutput) -> list[Piece]:
+        with self._engine.team() as team:
+            return self._encoder.pieces(output, team)
 
 
 async def _send(pieces: list[Piece], send: Send) -> None:

@@ -1,32 +1,14 @@
-"""Long work takes turns with everything else."""
+"""Long bodies, in a thread of their own."""
 
 import asyncio
-from collections.abc import Iterator
+import threading
+import time
+from functools import partial
 from typing import Any
 
 import pytest
 
-from service import lane
-from service.lane import Lane, Steps
-
-
-@pytest.fixture(autouse=True)
-def no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every step is as long as a turn."""
-    monkeypatch.setattr(lane, "SLICE_S", 0.0)
-
-
-def steps(name: str, seen: list[str], count: int = 3) -> Steps[str]:
-    for i in range(count):
-        seen.append(f"{name}{i}")
-        yield
-    return name
-
-
-async def others(seen: list[str], count: int) -> None:
-    for _ in range(count):
-        seen.append("other")
-        await asyncio.sleep(0)
+from service.lane import Lane, in_turn
 
 
 def run(*works: Any) -> list[Any]:
@@ -36,57 +18,53 @@ def run(*works: Any) -> list[Any]:
     return asyncio.run(together())
 
 
-def test_whatever_else_there_is_to_do_is_done_between_steps():
-    seen: list[str] = []
+def test_the_event_loop_goes_on():
+    begun, go_on = threading.Event(), threading.Event()
+    lane = Lane()
 
-    found = run(Lane().run(steps("a", seen)), others(seen, 3))
+    def work() -> str:
+        begun.set()
+        return "done" if go_on.wait(30) else "stuck"
 
-    assert found == ["a", None]
-    assert seen == ["a0", "other", "a1", "other", "a2", "other"]
+    async def other() -> str:
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
+        go_on.set()
+        return "other"
 
-
-def test_one_work_is_done_after_the_other():
-    """Two side by side would both take twice as long, and twice the memory."""
-    seen: list[str] = []
-    one = Lane()
-
-    found = run(one.run(steps("a", seen)), one.run(steps("b", seen)))
-
-    assert found == ["a", "b"]
-    assert seen == ["a0", "a1", "a2", "b0", "b1", "b2"]
+    assert run(lane.run(work), other()) == ["done", "other"]
 
 
-def test_work_that_fails_or_is_given_up_lets_the_next_one_in():
-    seen: list[str] = []
-    one = Lane()
+def test_one_work_is_done_before_the_next_begins():
+    lane, seen = Lane(), []
 
-    def broken() -> Steps[str]:
-        yield
-        raise ValueError("broken")
+    def work(name: str) -> str:
+        seen.append(f"{name} begins")
+        time.sleep(0.01)
+        seen.append(f"{name} ends")
+        return name
 
-    async def given_up() -> None:
-        async with asyncio.timeout(0):
-            await one.run(steps("a", seen, 1_000_000))
-
-    error, expired, found = run(one.run(broken()), given_up(), one.run(steps("b", seen)))
-
-    assert isinstance(error, ValueError)
-    assert isinstance(expired, TimeoutError)
-    assert found == "b"
+    assert run(*(lane.run(partial(work, name)) for name in "abc")) == ["a", "b", "c"]
+    assert seen == [f"{name} {what}" for name in "abc" for what in ("begins", "ends")]
 
 
-def test_short_steps_share_a_turn(monkeypatch: pytest.MonkeyPatch):
-    """A turn costs something too."""
-    monkeypatch.setattr(lane, "SLICE_S", 60.0)
-    seen: list[str] = []
+def test_an_error_is_that_of_the_work():
+    lane = Lane()
 
-    run(Lane().run(steps("a", seen)), others(seen, 1))
+    def fails() -> None:
+        raise ValueError("no")
 
-    assert seen == ["a0", "a1", "a2", "other"]
+    failed, fine = run(lane.run(fails), lane.run(lambda: 1))
+
+    assert isinstance(failed, ValueError)
+    assert fine == 1
 
 
-def test_pieces_are_collected_without_empty_ones():
-    def pieces() -> Iterator[bytes]:
-        yield from (b"a", b"", b"b")
+def test_in_turn_is_one_after_the_other():
+    seen: list[int] = []
 
-    assert run(Lane().collect(pieces())) == [[b"a", b"b"]]
+    in_turn([partial(seen.append, i) for i in range(3)])
+
+    assert seen == [0, 1, 2]
+    with pytest.raises(ZeroDivisionError):
+        in_turn([lambda: seen.append(1 // 0)])

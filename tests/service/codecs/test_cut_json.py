@@ -1,4 +1,4 @@
-"""Long JSON bodies, read a piece at a time: whatever is found must be what reading the whole finds, and never more."""
+"""JSON bodies whose arrays are cut out: whatever is found must be what reading to the letter finds, and never more."""
 
 import json
 from collections.abc import Iterator
@@ -14,9 +14,10 @@ from wire import bits, tensor_object
 
 from models.errors import AttentionError
 from service.codecs import cut_json, v2_rest
-from service.codecs.json import JsonCodec
+from service.codecs.json import JsonCodec, _request
+from service.codecs.strict_json import json_object
 from service.codecs.v2 import InferRequest
-from service.lane import Steps
+from service.lane import ALONE, Team, in_turn
 from service.messages import AttentionInput
 
 LAW = settings(deadline=None, max_examples=200, derandomize=True)
@@ -31,22 +32,23 @@ matrices = hnp.arrays(np.float32, st.tuples(sizes, sizes), elements=floats)
 def tiny_pieces() -> Iterator[None]:
     """So that a body of a few bytes has many of them, and every array is cut out."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cut_json, "PIECE", 48)
-        patch.setattr(cut_json, "SHORT", 16)
+        patch.setattr(cut_json, "PART", 16)
+        patch.setattr(cut_json, "SHORT_STRING", 16)
+        patch.setattr(cut_json, "SHORT_ROW", 4)
         yield
 
 
-def found(steps: Steps[Any]) -> Any:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value
+THREE = Team(in_turn, 3)
 
 
-def in_steps(body: bytes, query: str = "") -> AttentionInput | None:
-    request: AttentionInput | None = found(CODEC.decode_in_steps(body, query))
-    return request
+def plain(body: bytes, query: str = "") -> AttentionInput | None:
+    """What cutting finds, as one and in three parts."""
+    alone = CODEC.decode_plain(body, query, ALONE)
+    together = CODEC.decode_plain(body, query, THREE)
+    assert (alone is None) == (together is None)
+    if alone is not None and together is not None:
+        assert_same(alone, together)
+    return alone
 
 
 def assert_same(one: AttentionInput, other: AttentionInput) -> None:
@@ -86,9 +88,9 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def whole(body: bytes, query: str = "") -> AttentionInput | None:
-    """What reading all of it finds, None where it is wrong."""
+    """What reading to the letter finds, None where something is wrong."""
     try:
-        return CODEC.decode(body, query)
+        return _request(json_object(body, "inputs"), query)
     except AttentionError:
         return None
 
@@ -100,7 +102,7 @@ def test_a_body_in_pieces_is_the_body(document: dict[str, Any], indent: int | No
     body = json.dumps(document, indent=indent, ensure_ascii=False).encode()
     wanted = whole(body, query)
 
-    got = in_steps(body, query)
+    got = plain(body, query)
 
     if wanted is None:
         assert got is None
@@ -123,7 +125,7 @@ def test_a_damaged_body_is_never_taken_for_another(document: dict[str, Any], dat
         body[at : at + data.draw(st.integers(0, 2))] = piece
     wanted = whole(bytes(body))
 
-    got = in_steps(bytes(body))
+    got = plain(bytes(body))
 
     if got is not None:
         assert wanted is not None
@@ -171,7 +173,7 @@ ROWS = "[1.25, 2.5, 3.75], [4.25, 5.5, 6.75], [7.25, 8.5, 9.75]"
 )
 def test_what_is_wrong_is_left_to_reading_the_whole(text: str):
     """That knows the place and the words; see `test_json.py` for them."""
-    assert in_steps(text.encode()) is None
+    assert plain(text.encode()) is None
     with pytest.raises(AttentionError):
         CODEC.decode(text.encode(), "")
 
@@ -183,20 +185,20 @@ def test_tensor_objects_are_the_same_in_pieces(dtype: str, shape: tuple[int, ...
     x = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
     body = orjson.dumps({"inputs": tensor_object(x), "model": "lesson"})
 
-    got = in_steps(body)
+    got = plain(body)
 
     assert got is not None
-    assert_same(got, CODEC.decode(body, ""))
+    assert_same(got, whole(body))
 
 
 def test_a_mask_of_bytes_is_the_same_in_pieces():
     x, keep = np.ones((5, 2), np.float32), np.arange(25).reshape(5, 5) % 3 == 0
     body = orjson.dumps({"inputs": tensor_object(x), "attn_mask": tensor_object(keep)})
 
-    got = in_steps(body)
+    got = plain(body)
 
     assert got is not None
-    assert_same(got, CODEC.decode(body, ""))
+    assert_same(got, whole(body))
 
 
 @LAW
@@ -205,18 +207,18 @@ def test_numbers_of_any_length_are_the_same_in_pieces(x: np.ndarray):
     """Also where only some of the rows are longer than two pieces; such a body may have to be read as a whole."""
     body = json.dumps({"inputs": x.tolist()}).encode()
 
-    got = in_steps(body)
+    got = plain(body)
 
     if got is not None:
-        assert_same(got, CODEC.decode(body, ""))
+        assert_same(got, whole(body))
 
 
-@pytest.mark.parametrize("limit", ["MOST_STRINGS", "MOST_PIECES", "MOST_LEFT"])
+@pytest.mark.parametrize("limit", ["MOST_MARKS", "REST"])
 def test_a_body_of_too_many_parts_is_read_as_a_whole(monkeypatch: pytest.MonkeyPatch, limit: str):
     """Each of them costs something beside its bytes."""
     monkeypatch.setattr(cut_json, limit, 1)
 
-    assert in_steps(f'{{"inputs": [{ROWS}, {ROWS}]}}'.encode()) is None
+    assert plain(f'{{"model": "a longer name", "inputs": [{ROWS}, [1, 2], {ROWS}]}}'.encode()) is None
 
 
 @LAW
@@ -231,9 +233,9 @@ def test_the_protocol_of_v2_is_read_in_pieces_too(x: np.ndarray, flat: bool, mas
         tensors.append({"name": "attn_mask", "shape": [n, n], "datatype": "BOOL", "data": data})
     body = orjson.dumps({"id": "7", "inputs": tensors}, option=orjson.OPT_SERIALIZE_NUMPY)
 
-    got: InferRequest | None = found(v2_rest.decode_in_steps(body, "", "lesson"))
+    got: InferRequest | None = v2_rest.decode_plain(body, "", "lesson", THREE)
 
-    wanted = v2_rest.decode(body, "", "lesson")
+    wanted = v2_rest._request(v2_rest._outline(json_object(body, "inputs"), "lesson", 0), memoryview(b""))
     assert got is not None
     assert (got.id, got.outputs, got.binary, got.timeout_s) == (
         wanted.id,
@@ -257,6 +259,6 @@ def test_the_protocol_of_v2_is_read_in_pieces_too(x: np.ndarray, flat: bool, mas
 def test_what_is_wrong_by_the_protocol_is_left_to_reading_the_whole(entry: dict[str, Any]):
     body = orjson.dumps({"inputs": [{"name": "inputs", "shape": [4, 4]} | entry]})
 
-    assert found(v2_rest.decode_in_steps(body, "", "lesson")) is None
+    assert v2_rest.decode_plain(body, "", "lesson", THREE) is None
     with pytest.raises(AttentionError):
         v2_rest.decode(body, "", "lesson")

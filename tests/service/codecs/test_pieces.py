@@ -26,9 +26,7 @@ numbers = st.floats(width=32, allow_nan=False)  # -inf is a masked score
 def tiny_pieces() -> Iterator[None]:
     """So that an answer of a few numbers has many."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(long_json, "NUMBERS", 3)
-        patch.setattr(long_json, "BYTES", 6)
-        patch.setattr(long_json, "PIECE", 16)
+        patch.setattr(long_json, "LEAST", 3)
         patch.setattr(base, "RAW", 8)
         yield
 

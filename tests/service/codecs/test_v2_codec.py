@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,8 @@ from wire import bits
 
 from models.errors import AttentionError, NonFinite, ShapeMismatch
 from service.backends.base import BackendInfo
-from service.codecs import v2, v2_rest
+from service.codecs import cut_json, v2, v2_rest
 from service.codecs.base import MOST_SEQUENCES
-from service.codecs.v2_document import FAST_FROM
 from service.codecs.v2_tensors import from_bytes, to_bytes
 from service.errors import (
     ConflictingFields,
@@ -516,7 +516,7 @@ def test_a_number_that_is_not_finite_is_named_by_its_place(value: float):
 # ---- what is refused: the document
 
 
-@pytest.mark.parametrize("padding", [0, FAST_FROM])
+@pytest.mark.parametrize("short_row", [0, cut_json.SHORT_ROW])
 @pytest.mark.parametrize(
     ("data", "kind", "pointer"),
     [
@@ -543,10 +543,11 @@ def test_a_number_that_is_not_finite_is_named_by_its_place(value: float):
     ],
 )
 def test_data_that_does_not_fit_is_refused_with_its_place(
-    data: Any, kind: type[AttentionError], pointer: str, padding: int
+    data: Any, kind: type[AttentionError], pointer: str, short_row: int, monkeypatch: pytest.MonkeyPatch
 ):
     """Also a row that a flattening reader would take."""
-    body = document(tensor(X, data=data)) + b" " * padding
+    monkeypatch.setattr(cut_json, "SHORT_ROW", short_row)
+    body = document(tensor(X, data=data))
     with pytest.raises(kind) as caught:
         decode(body)
     # On the fast way a whole tensor is at fault; the place within it may be known no better.
@@ -554,9 +555,10 @@ def test_data_that_does_not_fit_is_refused_with_its_place(
 
 
 @pytest.mark.parametrize("data", [[1, 0, 1, 1], [True, False, True, 1], [[1.0, 0.0], [1.0, 1.0]], ["true"] * 4])
-@pytest.mark.parametrize("padding", [0, FAST_FROM])
-def test_a_mask_is_of_booleans(data: Any, padding: int):
-    body = document(tensor(X), tensor(np.tri(2, dtype=bool), "attn_mask", data=data)) + b" " * padding
+@pytest.mark.parametrize("short_row", [0, cut_json.SHORT_ROW])
+def test_a_mask_is_of_booleans(data: Any, short_row: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cut_json, "SHORT_ROW", short_row)
+    body = document(tensor(X), tensor(np.tri(2, dtype=bool), "attn_mask", data=data))
 
     with pytest.raises(WrongType, match="expected true"):
         decode(body)
@@ -646,7 +648,7 @@ def test_more_sequences_than_anyone_takes_apart_are_refused_at_once():
 @pytest.mark.parametrize("depth", [100, 100_000])
 def test_deep_nesting_is_refused(field: str, depth: int):
     """It is what breaks readers that descend."""
-    body = b'{"%s": %s%s%s}' % (field.encode(), b"[" * depth, b"]" * depth, b" " * FAST_FROM)
+    body = b'{"%s": %s%s}' % (field.encode(), b"[" * depth, b"]" * depth)
     with pytest.raises((WrongType, Unparsable)):
         decode(body)
     deep = b'{"inputs": [{"name": "inputs", "shape": [1, 1], "datatype": "FP32", "data": %s1%s}]}'
@@ -657,7 +659,13 @@ def test_deep_nesting_is_refused(field: str, depth: int):
 # ---- whatever comes
 
 
-LONG = document() + b" " * FAST_FROM
+@pytest.fixture(params=[0, cut_json.SHORT_ROW], scope="module")
+def short_row(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Arrays of all lengths are cut out, or long ones only."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cut_json, "SHORT_ROW", request.param)
+        yield
+
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(**finite) | st.text(max_size=6),
@@ -669,21 +677,23 @@ json_values = st.recursive(
 @settings(LAW, max_examples=600)
 @given(
     st.sampled_from(["id", "parameters", "inputs", "outputs", "name", "shape", "datatype", "data", "x"]),
-    json_values, st.booleans(), st.sampled_from(["", "0", "5", "10", "200"]),
+    json_values, st.sampled_from(["", "0", "5", "10", "200"]),
 )  # fmt: skip
-def test_nothing_but_errors_of_ours_comes_out_of_a_strange_document(field: str, value: Any, long: bool, length: str):
+@pytest.mark.usefixtures("short_row")
+def test_nothing_but_errors_of_ours_comes_out_of_a_strange_document(field: str, value: Any, length: str):
     """Any value in any place."""
     whole: dict[str, Any] = json.loads(document(parameters={"scale": 1.0}, outputs=[{"name": "key"}], id="x"))
     (whole if field in whole or field == "x" else whole["inputs"][0])[field] = value
-    body = json.dumps(whole).encode() + b" " * (FAST_FROM if long else 0)
+    body = json.dumps(whole).encode()
     with contextlib.suppress(AttentionError):
         decode(body, length)
 
 
 @settings(LAW, max_examples=600)
-@given(st.sampled_from([BINARY, document(), LONG, document(tensor(X), tensor(np.tri(2, dtype=bool), "attn_mask"))]),
+@given(st.sampled_from([BINARY, document(), document(tensor(X), tensor(np.tri(2, dtype=bool), "attn_mask"))]),
        st.data())  # fmt: skip
 @example(b"", None)
+@pytest.mark.usefixtures("short_row")
 def test_nothing_but_errors_of_ours_comes_out_of_a_damaged_body(body: bytes, data: Any):
     """Flipped bits, a cut end, a wrong length."""
     raw = bytearray(body)
@@ -711,7 +721,10 @@ def test_both_ways_of_reading_say_the_same(data: Any):
         except AttentionError as error:
             return type(error)
 
-    assert outcome(body) == outcome(body + b" " * FAST_FROM)
+    found = outcome(body)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cut_json, "SHORT_ROW", 0)
+        assert outcome(body) == found
 
 
 # ---- answers

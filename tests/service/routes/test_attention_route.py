@@ -9,7 +9,7 @@ import pytest
 from wire import JSON, NPY, SAFETENSORS, Reply, asgi, npy
 
 from service.app import Service, create_app
-from service.codecs.base import Decoder
+from service.codecs.base import Decoder, ReadsAtOnce
 from service.errors import Unparsable
 from service.messages import AttentionInput
 from service.routes import tensors
@@ -25,7 +25,7 @@ def app(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Service:
     return found
 
 
-class Noting:
+class Noting(ReadsAtOnce):
     """A reader of bodies that notes the thread it is called in, and refuses."""
 
     media_type = JSON
