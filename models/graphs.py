@@ -12,6 +12,7 @@ import onnx
 from onnx import ModelProto, helper, numpy_helper
 
 from models.errors import ArtifactError
+from models.types import F64
 
 TOKENS = "tokens"
 """Name of the axis of tokens, in every graph."""
@@ -196,6 +197,67 @@ def by_row(model: ModelProto, name: str) -> ModelProto:
     keep(graph.node, before)
     keep(graph.output, [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", TOKENS, None])])
     return _narrowed(small, (name,))
+
+
+LARGEST_FOLDED, LEAST_FOLDED = 2.0**63, float(np.finfo(np.float32).tiny)
+"""Between these the numbers of a folded matrix have to be, or 0: beyond them float32 overflows or has fewer digits."""
+
+
+def folded(model: ModelProto) -> ModelProto | None:
+    """A graph of one head that makes no keys: its scores are (x W_q W_kᵀ) xᵀ, where one matrix stands for two.
+
+    In it `query` is x W_q W_kᵀ + b_q W_kᵀ, and `key` is x. Its `scores` lack what b_k adds to all of a row alike,
+    which a softmax takes out again: (x W_q + b_q)(x W_k + b_k)ᵀ = (x W_q W_kᵀ + b_q W_kᵀ) xᵀ + (x W_q + b_q) b_kᵀ.
+
+    Args:
+        model: what `export_layer` made of a layer with `AttentionSpec.foldable`; it is not changed.
+
+    Returns:
+        The graph, or None where the matrix has numbers that float32 does not hold as well as those of the two.
+
+    Raises:
+        ArtifactError: if the graph does not make queries and keys as this module exports them.
+    """
+    small = ModelProto()
+    small.CopyFrom(model)
+    graph = small.graph
+    makers = {tensor: node for node in graph.node for tensor in node.output}
+    (query, bias), (key, _) = (_projection(graph, makers, name) for name in ("query", "key"))
+    constants = {"folded_projection": query @ key.T} | ({} if bias is None else {"folded_bias": bias @ key.T})
+    sizes = np.abs(np.concatenate([each.reshape(-1) for each in constants.values()]))
+    if (sizes > LARGEST_FOLDED).any() or ((sizes < LEAST_FOLDED) & (sizes > 0)).any():
+        return None
+    graph.initializer.extend(numpy_helper.from_array(c.astype(np.float32), name) for name, c in constants.items())
+    graph.initializer.append(numpy_helper.from_array(np.array([1], np.int64), "axis_of_one_head"))
+    made = [helper.make_node("MatMul", ["inputs", "folded_projection"], ["folded"])]
+    if bias is not None:
+        made.append(helper.make_node("Add", ["folded", "folded_bias"], ["folded_and_moved"]))
+    for tensor, name in ((made[-1].output[0], "query"), ("inputs", "key")):
+        made.append(helper.make_node("Unsqueeze", [tensor, "axis_of_one_head"], [name]))
+    keep(graph.node, made + [node for node in graph.node if {"query", "key"}.isdisjoint(node.output)])
+    for node in graph.node:
+        if node.op_type == "Transpose" and node.input[0] == "query":  # equal matrices are one in an export
+            node.input[0] = "key"
+    keep(graph.value_info, [])  # what is in between has other shapes now
+    for value in graph.output:
+        if value.name in ("query", "key"):
+            value.type.tensor_type.shape.dim[-1].dim_value = len(query)
+    prune(graph)
+    return small
+
+
+def _projection(graph: onnx.GraphProto, makers: dict[str, onnx.NodeProto], name: str) -> tuple[F64, F64 | None]:
+    """Matrix and bias that make queries or keys of one head."""
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    node, bias = makers[name], None
+    while node.op_type in ("Unsqueeze", "Identity"):
+        node = makers[node.input[0]]
+    if node.op_type == "Add" and node.input[1] in constants:
+        bias = numpy_helper.to_array(constants[node.input[1]]).astype(np.float64)
+        node = makers[node.input[0]]
+    if node.op_type != "MatMul" or node.input[0] != "inputs" or node.input[1] not in constants:
+        raise ArtifactError(f"the graph makes {name!r} by {node.op_type}, which cannot be folded")
+    return numpy_helper.to_array(constants[node.input[1]]).astype(np.float64), bias
 
 
 def projecting(model: ModelProto) -> ModelProto:

@@ -188,6 +188,10 @@ ComputeDtype = Literal["float32", "float16", "bfloat16"]
 """What products of a model may be computed in, on devices where it pays. Its softmax and its answers are float32."""
 
 
+FOLDED_DIM = 2_048
+"""Widest embedding for which W_q W_kᵀ is computed when a layer is loaded: half a second."""
+
+
 class AttentionSpec(_Frozen):
     """A self-attention layer: its sizes, its scheme, and where its numbers come from.
 
@@ -267,6 +271,12 @@ class AttentionSpec(_Frozen):
     def plain_scores(self) -> bool:
         """Whether scores are query keyᵀ * scale plus what the caller adds: then a fused kernel can make the outputs."""
         return self.logit_softcap is None and not isinstance(self.position, (Alibi, Relative))
+
+    @property
+    def foldable(self) -> bool:
+        """Whether (x W_q W_kᵀ) xᵀ takes fewer products than queries, keys, and their scores, and W_q W_kᵀ a moment."""
+        one = self.num_heads == self.kv_heads == 1 and self.embed_dim <= min(self.head_dim, FOLDED_DIM)
+        return one and self.plain_scores and self.position.scheme == "none" and self.query_key_norm is None
 
     @property
     def steady(self) -> bool:

@@ -2,7 +2,7 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, Generic, Literal, TypeVar
@@ -12,7 +12,7 @@ import onnxruntime as ort
 from onnx import ModelProto
 
 from models.encoder_spec import EncoderSpec, encoder_tensor_names, placed
-from models.graphs import Variant, by_row, narrow, projecting, specialise, with_kernel
+from models.graphs import Variant, by_row, folded, narrow, projecting, specialise, with_kernel
 from models.repository import EncoderEntry, ModelEntry
 from models.spec import AttentionSpec
 from models.store import ArtifactStore
@@ -47,7 +47,10 @@ MIXED = frozenset({"outputs", "projected"})
 ATTENDED = MIXED | SCORED
 """Tensors that take more than the projections of queries, keys and values."""
 
-Way = Literal["whole", "kernel", "causal", "rows", "projecting"]
+UNFOLDED = frozenset({"query", "key", "scores"})
+"""Tensors that a graph without keys does not have."""
+
+Way = Literal["whole", "kernel", "causal", "rows", "folded rows", "projecting"]
 """How a graph is run: as exported; with one operator for attention, which may see to causality; or in parts, some rows
 of one of its projections, or its last part."""
 
@@ -120,12 +123,14 @@ class Layer:
     Attributes:
         heads: of queries.
         tiles_from: tokens from which it is computed in tiles.
+        folded: the width of its inputs, which stand for keys where none are asked for; 0 where they cannot.
         by_row: widths of those projections of which a row is the same whichever others are computed with it.
     """
 
     heads: int
     tiles_from: int
     by_row: Mapping[str, int]
+    folded: int = 0
 
 
 def _layer(spec: AttentionSpec) -> Layer | None:
@@ -137,7 +142,8 @@ def _layer(spec: AttentionSpec) -> Layer | None:
     if spec.position.scheme == "none" and spec.query_key_norm is None:
         by_row |= {"query": spec.head_dim, "key": spec.head_dim}
     narrow = spec.num_heads == 1 and spec.head_dim < WIDE_HEAD
-    return Layer(spec.num_heads, 2 * TILE_FROM if narrow else TILE_FROM, by_row)
+    folds = spec.embed_dim if spec.foldable else 0
+    return Layer(spec.num_heads, 2 * TILE_FROM if narrow else TILE_FROM, by_row, folds)
 
 
 class OnnxRunner:
@@ -157,6 +163,7 @@ class OnnxRunner:
         """
         self.backend, self.graph, self.stacked = backend, graph, stacked
         self.layer = layer if backend.device.kind == "cpu" else None
+        self._folded = folded(graph) if self.layer is not None and self.layer.folded else None
         self.batch_tokens = backend.batch_tokens
         self._sessions = _Sessions[tuple[Variant, Way]](SESSIONS, self._open)
 
@@ -209,17 +216,23 @@ class OnnxRunner:
         if "projected" in wanted and "outputs" not in wanted:
             made = (*made, "outputs")
         names = {"query", "key"} | ({"value"} if "outputs" in made else set()) | (wanted - ATTENDED)
-        found = self._projections(batch, i, sorted(names))
+        found = self._projections(batch, i, sorted(names), folds=self._folds(wanted))
         found |= self.backend.tiles.attend(found, batch, i, made)
         if "projected" in wanted:
             found["projected"] = self._projected(found["outputs"], batch)
         return {name: found[name] for name in batch.wanted}
 
-    def _projections(self, batch: Batch, i: int, names: Sequence[str]) -> dict[str, F32]:
+    def _folds(self, wanted: Collection[str]) -> bool:
+        """Whether these tensors take no keys."""
+        return self._folded is not None and UNFOLDED.isdisjoint(wanted)
+
+    def _projections(self, batch: Batch, i: int, names: Sequence[str], *, folds: bool) -> dict[str, F32]:
         """Those of queries, keys and values (h, n, ·) that are named, where possible some rows at a time."""
         assert self.layer is not None, "only layers with heads are computed in parts"
         heads, widths = self.layer.heads, self.layer.by_row
         inputs, n = batch.inputs[i], batch.length
+        if folds:
+            names, widths = [name for name in names if name != "key"], {**widths, "query": self.layer.folded}
         made = {name: np.empty((heads, n, widths[name]), np.float32) for name in names if name in widths}
         plain = replace(batch, masks=None, biases=None, is_causal=False)
 
@@ -229,7 +242,8 @@ class OnnxRunner:
 
         def project_rows(name: str, start: int) -> None:
             rows = slice(start, start + PROJECTED_ROWS)
-            opened = self._sessions.get((Variant((name,)), "rows" if heads == 1 else "whole"))
+            way: Way = "whole" if heads > 1 else "folded rows" if folds and name == "query" else "rows"
+            opened = self._sessions.get((Variant((name,)), way))
             place = made[name][0, rows] if heads == 1 else made[name][:, rows]
             run_into(opened.session, {"inputs": inputs[rows]}, {name: place})
 
@@ -237,6 +251,8 @@ class OnnxRunner:
         starts = range(0, n, PROJECTED_ROWS)
         parts += [partial(project_rows, name, start) for name in names if name in widths for start in starts]
         batch.spread(parts)
+        if folds:
+            made["key"] = inputs[None]
         return made
 
     def _projected(self, outputs: F32, batch: Batch) -> F32:
@@ -271,16 +287,20 @@ class OnnxRunner:
 
     def _open(self, key: tuple[Variant, Way]) -> "Opened":
         variant, way = key
+        source = self._folded if self._folded is not None and self._folds(variant.wanted) else self.graph
         if way == "whole":
-            graph = specialise(self.graph, variant)
+            graph = specialise(source, variant)
         elif way == "rows":
             graph = by_row(self.graph, *variant.wanted)
+        elif way == "folded rows":
+            assert self._folded is not None, "only what folds is computed so"
+            graph = by_row(self._folded, *variant.wanted)
         elif way == "projecting":
             graph = projecting(self.graph)
         else:
             assert self.layer is not None, "the operator computes layers that have heads for it"
             graph = with_kernel(
-                self.graph, self.layer.heads, variant.wanted, masked=variant.masked, is_causal=way == "causal"
+                source, self.layer.heads, variant.wanted, masked=variant.masked, is_causal=way == "causal"
             )
         return _opened(self.backend, graph)
 

@@ -129,7 +129,7 @@ def seeing_all(entry: ModelEntry) -> ModelEntry:
 WIDE: dict[str, ModelEntry] = {
     entry.spec.name: entry
     for entry in (
-        make_layer("wide", embed_dim=64, head_dim=64),
+        make_layer("wide", embed_dim=64, head_dim=64, with_biases=True),
         make_layer("wide-odd", embed_dim=33, head_dim=17, value_dim=31, with_biases=True),
         make_layer("wide-heads", embed_dim=48, num_heads=6, num_kv_heads=3, head_dim=16, with_biases=True),
     )

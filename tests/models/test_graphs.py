@@ -7,8 +7,9 @@ import numpy as np
 import onnx
 import pytest
 
+from models.errors import ArtifactError
 from models.export import export_layer
-from models.graphs import Variant, projecting, tile, with_kernel
+from models.graphs import Variant, folded, projecting, specialise, tile, with_kernel
 from tests.contract.layers import LAYERS, assert_close, by_reference, make_layer, seeing_all
 from tests.models.test_export import draw, exported, feed_of, names_of, reference_of, run
 
@@ -62,6 +63,72 @@ def test_the_operator_takes_keys_that_are_the_queries():
     found = run(with_kernel(export_layer(entry.spec, entry.weights), 1, ("outputs",)), feed_of([sequence], 0.6))
 
     assert_close(found["outputs"][0], reference_of(entry, sequence, 0.6)["outputs"], 1e-5)
+
+
+FOLDING = [
+    make_layer("square", embed_dim=6, head_dim=6),
+    make_layer("deep", embed_dim=4, head_dim=9, value_dim=3, with_biases=True, with_output=True),
+    make_layer("one", embed_dim=1, head_dim=1, with_biases=True),
+]
+
+
+@pytest.mark.parametrize("entry", FOLDING, ids=lambda entry: entry.spec.name)
+@pytest.mark.parametrize("way", ["whole", "kernel"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_one_matrix_stands_for_those_of_queries_and_keys(entry, way, masked):
+    """What is left of a layer's biases is what a softmax does not take out."""
+    assert entry.spec.foldable
+    wanted = ("outputs", "weights", "value")
+    graph = export_layer(entry.spec, entry.weights)
+    before = graph.SerializeToString(deterministic=True)
+    base = folded(graph)
+    assert base is not None
+
+    made = (
+        specialise(base, Variant(wanted, masked=masked))
+        if way == "whole"
+        else with_kernel(base, 1, wanted, masked=masked)
+    )
+
+    assert graph.SerializeToString(deterministic=True) == before
+    assert len([node for node in made.graph.node if "inputs" in node.input and node.op_type == "MatMul"]) == 2
+    for n, count in ((1, 1), (7, 3)):
+        sequences = draw(entry, n, count, masked=masked)
+        found = run(made, feed_of(sequences, 0.6))
+        for i, sequence in enumerate(sequences):
+            want = by_reference(entry, sequence, scale=0.6)
+            alive = np.ones(n, bool) if sequence.attn_mask is None else sequence.attn_mask.any(axis=-1)
+            for name in wanted:
+                rows = alive if name == "outputs" else (slice(None), alive if name == "weights" else slice(None))
+                assert_close(found[name][i][rows], want[name][rows], 1e-5, name)
+
+
+def test_equal_matrices_of_queries_and_keys_are_folded_too():
+    entry = make_layer("tied", embed_dim=3, head_dim=5)
+    entry = replace(entry, weights=replace(entry.weights, key=entry.weights.query))
+    sequence = draw(entry, 4, 1, masked=False)[0]
+
+    graph = folded(export_layer(entry.spec, entry.weights))
+    assert graph is not None
+    found = run(specialise(graph, Variant(("outputs",))), feed_of([sequence], 0.6))
+
+    assert_close(found["outputs"][0], reference_of(entry, sequence, 0.6)["outputs"], 1e-5)
+
+
+@pytest.mark.parametrize("size", [1e20, 1e-20])
+def test_matrices_whose_product_float32_does_not_hold_are_not_folded(size):
+    entry = make_layer("far", embed_dim=2, head_dim=2)
+    matrix = np.full((2, 2), size, np.float32)
+
+    assert folded(export_layer(entry.spec, replace(entry.weights, query=matrix, key=matrix))) is None
+
+
+@pytest.mark.parametrize("layer", ["odd", "heads", "capped"])
+def test_a_layer_that_does_not_fold_says_so(layer):
+    assert not LAYERS[layer].spec.foldable
+    if layer != "odd":  # which would fold, and gain nothing
+        with pytest.raises(ArtifactError, match="cannot be folded"):
+            folded(exported(layer))
 
 
 def test_outputs_that_the_operator_made_can_be_projected():
