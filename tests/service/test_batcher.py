@@ -34,6 +34,7 @@ from service import slots as slots_module
 from service.batcher import HERE_S, MOST_HERE_S, Batcher, Limits, LoopClock, Ticket
 from service.cores import Cores
 from service.errors import BackendFailed, ClientGone, ConfigurationError, DeadlineExceeded, Draining, QueueFull
+from service.lane import ALONE
 from service.metrics import Metrics
 from service.slots import SHARED_S, Run, ThreadSlots, compute
 
@@ -1401,6 +1402,40 @@ async def test_work_that_is_known_to_be_small_is_not_shared():
     slots.close()
 
     assert await runner.beginnings(2) == {threading.current_thread().name}
+
+
+async def test_idle_slots_help_whoever_reads_and_writes():
+    """As many as there are idle cores; a core is taken meanwhile."""
+    counts = memoryview(bytearray(2))
+    slots = ThreadSlots(1, asyncio.get_running_loop(), cores=Cores(3, counts, 0))
+    both = threading.Barrier(3)
+    seen = set()
+
+    def part():
+        both.wait(30)
+        seen.add(threading.current_thread().name)
+
+    def work():
+        with slots.team() as team:
+            assert list(counts) == [1, 0]
+            team.spread([part] * team.size)
+            return team.size
+
+    assert await asyncio.to_thread(work) == 3
+    slots.close()
+
+    assert len(seen) == 3
+    assert list(counts) == [0, 0]
+
+
+async def test_who_reads_and_writes_is_alone_where_all_cores_compute():
+    counts = memoryview(bytearray(2))
+    slots = ThreadSlots(1, asyncio.get_running_loop(), cores=Cores(2, counts, 0))
+    counts[1] = 1
+
+    with slots.team() as team:
+        assert team is ALONE
+    slots.close()
 
 
 async def test_a_slot_that_died_shows():
