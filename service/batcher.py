@@ -100,6 +100,7 @@ class Ticket:
         sequences, tokens, bytes: what it counts against the limits.
         submitted, started, finished: by the clock; started when a slot began its first unit.
         batch: sequences of the largest batch that one of its units was computed in.
+        waiter: see `when_done`.
     """
 
     future: "asyncio.Future[list[tuple[Answer, list[int]]]]"
@@ -118,6 +119,23 @@ class Ticket:
     remaining: int = 0
     ended: bool = False
     held: bool = True
+    waiter: Callable[[], object] | None = None
+
+    def when_done(self, waiter: Callable[[], object]) -> None:
+        """Call `waiter` when the future is done, once and from the event loop.
+
+        Those of one batch are called in one go. A future's own callbacks are each a turn of the event loop's away,
+        which costs about as much as to write a small answer.
+        """
+        if self.future.done():
+            self.future.get_loop().call_soon(waiter)
+        else:
+            self.waiter = waiter
+
+    def taken_waiter(self) -> Callable[[], object] | None:
+        """What is to be called now, if anything. It is not held here any more, as it may hold the ticket: a circle."""
+        waiter, self.waiter = self.waiter, None
+        return waiter
 
     @property
     def queued(self) -> bool:
@@ -160,6 +178,7 @@ class Batcher:
         self._watched = math.inf  # the first deadline there is a timer for
         self._watcher: Timer | None = None
         self._running: dict[Run, list[_Pending]] = {}
+        self._waiters: list[Callable[[], object]] = []  # of requests that have been computed
         self._tickets: set[Ticket] = set()
         self._sequences = self._tokens = self._bytes = 0
         self._token_seconds = 0.0
@@ -205,7 +224,10 @@ class Batcher:
         if now >= deadline:
             self._metrics.expired.inc()
             raise DeadlineExceeded("the deadline passed before the request could be queued")
-        tokens = sum([unit.length for unit in units])
+        tokens, cost = 0, 0.0
+        for unit in units:
+            tokens += unit.length
+            cost += self._slots.cost_s(unit)
         self._check_room(len(units), tokens, size)
         ticket = Ticket(asyncio.get_running_loop().create_future(), deadline, len(units), tokens, size, submitted=now)
         ticket.remaining = len(units)
@@ -215,7 +237,7 @@ class Batcher:
         self._sequences += ticket.sequences
         self._tokens += tokens
         self._bytes += size
-        small = len(units) <= MOST_SMALL and sum(map(self._slots.cost_s, units)) <= SMALL_S
+        small = len(units) <= MOST_SMALL and cost <= SMALL_S
         for index, unit in enumerate(units):
             self._enqueue(_Pending(self._number, unit.key, unit, ticket, index), small=small)
             self._number += 1
@@ -232,6 +254,8 @@ class Batcher:
         if not ticket.future.done():  # it is where the task that awaited it has been cancelled
             ticket.future.set_exception(error)
             ticket.future.exception()  # whoever abandoned the request will not ask for it
+        if (waiter := ticket.taken_waiter()) is not None:
+            self._clock.call_soon(waiter)
         if isinstance(error, ClientGone):
             self._metrics.cancelled.inc()
         elif isinstance(error, DeadlineExceeded):
@@ -240,7 +264,8 @@ class Batcher:
 
     def release(self, ticket: Ticket) -> None:
         """Say that the answer has been sent, or is not wanted: its memory no longer counts once nothing of it runs."""
-        self.cancel(ticket, ClientGone("the request was abandoned"))
+        if not ticket.ended:
+            self.cancel(ticket, ClientGone("the request was abandoned"))
         if ticket.held:
             ticket.held = False
             del ticket.future  # its error holds the frames that saw it, and they hold the ticket: a circle
@@ -337,6 +362,7 @@ class Batcher:
         if small is not None and self._takes_a_moment(small):
             self._compute_here(small)
         self._dispatch()
+        self._tell()
 
     def _compute_overdue(self) -> None:
         """No slot may have become free for a while: then small requests do without."""
@@ -345,6 +371,7 @@ class Batcher:
         if small is not None and self._clock.time() >= self._freed + PATIENCE_S:
             self._compute_here(small)
         self._dispatch()
+        self._tell()
 
     def _compute_here(self, small: _Pending) -> None:
         """Compute a batch of small units without a thread and without a slot."""
@@ -389,6 +416,16 @@ class Batcher:
         self._freed = self._clock.time()
         self._conclude(run)
         self._dispatch()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Call those who wait for what has been computed, now that what comes next is under way."""
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            try:
+                waiter()
+            except Exception:
+                log.exception("a waiter failed")
 
     def _conclude(self, run: Run) -> None:
         """Deliver what a run made. Must not fail, so each waiter is guarded by itself."""
@@ -431,6 +468,8 @@ class Batcher:
                 if not ticket.remaining:
                     ticket.future.set_result([v for v in ticket.verdicts if v is not None])
                     self._settle(ticket)
+                    if (waiter := ticket.taken_waiter()) is not None:
+                        self._waiters.append(waiter)
         self._forget(ticket)
 
     def _expire(self, ticket: Ticket) -> None:

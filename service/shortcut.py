@@ -2,7 +2,7 @@
 
 Clients send the same head again and again. What it says is found out once, by the ordinary way, and remembered. Of a
 request with such a head, whose body has come whole with it, only the body is read: no parser, no ASGI, no task. It is
-queued at once, and its answer is written when the queue calls back.
+queued at once, and its answer is written when the queue calls back, with those of its batch.
 
 The short way only takes what it can queue. Whatever is out of the ordinary, or wrong, is declined before anything has
 been counted, and takes the ordinary way, which says what there is to be said. The rules are the same objects on both
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from models.errors import AttentionError
 from service.access import guarded
 from service.body import squeezed
-from service.engine import LocalEngine, Verdicts
+from service.engine import LocalEngine
 from service.errors import ClientGone
 from service.exchange import Exchange, Headers, Scope
 from service.observe import failed, identified, problem_answer
@@ -154,7 +154,7 @@ class Shortcut:
         except Exception as error:  # noqa: BLE001 - as above
             asyncio.get_running_loop().call_soon(straight.fail, error)
         else:
-            ticket.future.add_done_callback(straight.answer)
+            ticket.when_done(straight.answer)
         return straight
 
 
@@ -173,8 +173,9 @@ class Straight:
         self._gone = True
         self._inference.cancel("the client left before its answer")
 
-    def answer(self, future: "asyncio.Future[Verdicts]") -> None:
+    def answer(self) -> None:
         """The queue has its verdicts, or an error."""
+        future = self._inference.submission.ticket.future
         if (error := future.exception()) is not None:  # not raised: it would hold this frame, and that the future
             self.fail(error)
             return

@@ -42,6 +42,10 @@ class RemoteTicket(Ticket):
 
     number: int = 0
 
+    def when_done(self, waiter: Callable[[], object]) -> None:
+        """See `Ticket.when_done`; answers come one by one from there."""
+        self.future.add_done_callback(lambda _: waiter())
+
 
 class Line(Protocol):
     """What leads to the engine; see `Link`."""

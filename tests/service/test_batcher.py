@@ -901,6 +901,53 @@ async def test_a_callback_of_a_caller_that_raises_stops_nothing():
     assert answer_of(later) == [2]
 
 
+async def test_those_who_wait_for_a_batch_are_called_in_one_go_and_one_that_fails_stops_nothing(caplog):
+    bench, runner, seen = Bench(), FakeRunner(), []
+    first, *others = [bench.submit(unit(number, runner)) for number in range(1, 5)]
+    for ticket in (first, *others):
+        ticket.when_done(lambda ticket=ticket: seen.append((*answer_of(ticket), bench.slots.numbers[-1])) or 1 / 0)
+    bench.slots.finish()
+    later = bench.submit(unit(5, runner))
+    bench.slots.finish()
+
+    # Without a turn of the event loop, and when the next batch has been started.
+    assert seen == [(1, [2, 3, 4]), (2, [5]), (3, [5]), (4, [5])]
+    assert caplog.messages == ["a waiter failed"] * 4
+    bench.slots.finish()
+    assert answer_of(later) == [5]
+
+
+@pytest.mark.parametrize("how", ["cancel", "expire", "close", "answer"])
+@pytest.mark.parametrize("late", [False, True])
+async def test_who_waits_is_called_once_whatever_ends_the_request(how, late, no_garbage_collector):
+    """And not held any more: it may hold the ticket."""
+    bench, told = Bench(), []
+    ticket = bench.submit(unit(1, FakeRunner()), timeout=1)
+    ways = {
+        "cancel": lambda: bench.batcher.cancel(ticket, ClientGone("gone")),
+        "expire": lambda: bench.clock.advance(1),
+        "close": lambda: bench.batcher.close(),
+        "answer": lambda: bench.slots.finish_all(),
+    }
+
+    def waiter():
+        told.append(ticket.future.done())
+
+    held = weakref.ref(waiter)
+    if late:
+        ways[how]()
+    ticket.when_done(waiter)
+    assert not told, "not before it may be used"
+    del waiter
+    for way in (how, *ways):
+        ways[way]()
+    bench.clock.advance(0)
+    await asyncio.sleep(0)
+
+    assert told == [True]
+    assert held() is None
+
+
 @pytest.mark.parametrize("how", ["cancel", "expire", "close", "answer"])
 async def test_a_future_is_completed_exactly_once(how, caplog):
     """What ended a request first is what its caller hears; a late result disturbs nobody."""

@@ -13,7 +13,16 @@ from serving import empty_repository
 from models.types import SequenceInput
 from service.batcher import Limits
 from service.catalog import load_catalog
-from service.errors import ClientGone, Draining, EngineLost, InvalidOption, NotFound, QueueFull, TooLarge
+from service.errors import (
+    ClientGone,
+    DeadlineExceeded,
+    Draining,
+    EngineLost,
+    InvalidOption,
+    NotFound,
+    QueueFull,
+    TooLarge,
+)
 from service.messages import AttentionInput, Options
 from service.metrics import Metrics
 from service.remote.engine import Remote
@@ -136,6 +145,18 @@ def test_answers_come_in_any_order_each_to_who_asked(played):
     assert found[0].model == ("lesson", "1")
     assert found[0].backend.name == "onnx"
     assert (one.ticket.started, two.ticket.finished) == (1.0, 2.0)
+
+
+def test_who_waits_for_an_answer_or_an_error_is_called(played):
+    async def talk(engine, there, _):
+        submissions, told = [submit(engine, number) for number in (1, 2)], asyncio.Queue()
+        for number, submission in enumerate(submissions):
+            submission.ticket.when_done(lambda number=number: told.put_nowait(number))
+        there.answer(await there.asked("submit"))
+        there.refuse(await there.asked("submit"), DeadlineExceeded("late"))
+        return [await asyncio.wait_for(told.get(), 20) for _ in submissions]
+
+    assert played(talk) == [0, 1]
 
 
 def test_what_the_engine_is_told_is_what_was_checked_here(played):
