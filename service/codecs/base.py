@@ -260,6 +260,21 @@ def assemble(
         raise ConflictingFields.at("/projections", "give `model` or `projections`, not both")
     if not inputs:
         raise ShapeMismatch.at("/inputs", "there are no sequences; at least one is needed")
+    if masks is None and biases is None and form == "one":  # as most are
+        (x,) = inputs
+        _check_inputs(x, "/inputs")
+        sequences = [SequenceInput(x)]
+    else:
+        sequences = _beside(inputs, masks, biases, form)
+    if projections is not None:
+        _check_projections(projections)
+    return AttentionInput(tuple(sequences), form, chosen, projections, padded_to)
+
+
+def _beside(
+    inputs: Sequence[F32], masks: Sequence[Bool | None] | None, biases: Sequence[F32 | None] | None, form: Form
+) -> list[SequenceInput]:
+    """Sequences, with what goes with each; arguments and errors as in `assemble`."""
     for name, given in (("attn_mask", masks), ("attn_bias", biases)):
         if given is not None and len(given) != len(inputs):
             raise ShapeMismatch.at(f"/{name}", f"{len(given)} of them for {len(inputs)} sequences; give one for each")
@@ -275,18 +290,17 @@ def assemble(
             expected = f"[{n}, {n}] or [heads, {n}, {n}]"
             raise ShapeMismatch.at(f"/attn_bias{suffix}", f"its shape is {_shape(bias)}, expected {expected}")
         sequences.append(SequenceInput(x, mask, bias))
-    if projections is not None:
-        _check_projections(projections)
-    return AttentionInput(tuple(sequences), form, chosen, projections, padded_to)
+    return sequences
 
 
 def _check_inputs(x: F32, pointer: str) -> None:
+    if x.ndim == 2 and x.size:
+        return
     if x.ndim != 2:
         raise ShapeMismatch.at(pointer, f"its shape is {_shape(x)}, expected [tokens, embed_dim]")
     if not len(x):
         raise ShapeMismatch.at(pointer, "the sequence has no tokens; at least one is needed")
-    if not x.shape[1]:
-        raise ShapeMismatch.at(f"{pointer}/0", "the embedding has no numbers")
+    raise ShapeMismatch.at(f"{pointer}/0", "the embedding has no numbers")
 
 
 def _check_projections(given: Projections) -> None:

@@ -43,6 +43,8 @@ NAMES: dict[int, tuple[str, int]] = {
     np.dtype(kind).num: (name, np.dtype(kind).itemsize) for kind, name in ANSWERED.items()
 }
 """Name and width of an answered dtype, by NumPy's number of it."""
+LENGTH = struct.Struct("<Q")
+"""Of the header, before it."""
 MAX_HEADER = 1 << 20
 PLAIN = ("inputs", "attn_mask", "attn_bias", *(f"projections.{name}" for name in PROJECTION_NAMES))
 NUMBERED = re.compile(r"(inputs|attn_mask|attn_bias)\.(0|[1-9]\d{0,6})")
@@ -57,6 +59,9 @@ class SafetensorsCodec(ReadsAtOnce):
     def decode(self, body: bytes, query: str) -> AttentionInput:
         """See `Decoder.decode`. Tensors: `inputs` or `inputs.0, inputs.1, …`, and what goes with them."""
         tensors = _read(body)
+        if len(tensors) == 1 and (lone := tensors.get("inputs")) is not None and lone.ndim == 2:  # as most are
+            inputs = [float32(_floats(lone, "/inputs"), "/inputs")]
+            return assemble(inputs, None, None, "one", query_options(query, Options), None)
         sequences: dict[str, dict[int, Array]] = {"inputs": {}, "attn_mask": {}, "attn_bias": {}}
         for name, tensor in tensors.items():
             if numbered := NUMBERED.fullmatch(name):
@@ -90,7 +95,7 @@ class SafetensorsCodec(ReadsAtOnce):
     def encode(self, output: AttentionOutput) -> bytes:
         """See `Encoder.encode`. What is not a tensor stands in `__metadata__`, as JSON strings."""
         head, tensors = _laid_out(output)
-        return b"".join((head, *(np.ascontiguousarray(array).data for array in tensors)))
+        return b"".join([head, *[np.ascontiguousarray(array).data for array in tensors]])
 
     def pieces(self, output: AttentionOutput, team: Team = ALONE) -> list[Piece]:
         """See `Encoder.pieces`."""
@@ -101,13 +106,17 @@ class SafetensorsCodec(ReadsAtOnce):
 def _laid_out(output: AttentionOutput) -> tuple[bytes, list[Array]]:
     """What comes before the tensors, and those in their order."""
     # Wide numbers first, as the format's own library writes them: each then starts at a multiple of its width.
-    tensors = sorted(flat_tensors(output).items(), key=lambda item: -item[1].itemsize)
+    tensors = sorted(flat_tensors(output).items(), key=_width, reverse=True)
     layout = tuple([(name, array.dtype.num, array.shape) for name, array in tensors])
     if output.tokens is None and not any(output.fully_masked_rows):
         head = _plain_head(layout, output.model, output.backend)
     else:
         head = _head(layout, metadata(output))
     return head, [array for _, array in tensors]
+
+
+def _width(tensor: tuple[str, Array]) -> int:
+    return tensor[1].itemsize
 
 
 Layout = tuple[tuple[str, int, tuple[int, ...]], ...]
@@ -131,7 +140,7 @@ def _head(layout: Layout, told: Mapping[str, Any]) -> bytes:
         offset = end
     text = orjson.dumps(header)
     text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text
+    return LENGTH.pack(len(text)) + text
 
 
 MOST_REMEMBERED = 1_024
@@ -140,9 +149,10 @@ MOST_REMEMBERED = 1_024
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A tensor of a file: where it begins, counted from the end of the header."""
+    """A tensor of a file: where it begins, counted from the end of the header, and where errors say that it stands."""
 
     name: str
+    place: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     count: int
@@ -158,15 +168,12 @@ def _read(body: bytes) -> dict[str, Array]:
     """
     if len(body) < 8:
         raise Unparsable(f"{len(body)} bytes are no safetensors: a length of 8 bytes comes first")
-    (length,) = struct.unpack_from("<Q", body)
+    (length,) = LENGTH.unpack_from(body)
     if length > min(MAX_HEADER, len(body) - 8):
         raise Unparsable(f"the header is said to have {length} bytes; {len(body) - 8} follow, {MAX_HEADER} are allowed")
     start = 8 + length
-    entries = (_entries if length <= MOST_REMEMBERED else _entries.__wrapped__)(bytes(body[8:start]), len(body) - start)
-    return {
-        e.name: reshaped(np.frombuffer(body, e.dtype, e.count, start + e.begin), e.shape, _place(e.name))
-        for e in entries
-    }
+    entries = (_entries if length <= MOST_REMEMBERED else _entries.__wrapped__)(body[8:start], len(body) - start)
+    return {e.name: reshaped(np.frombuffer(body, e.dtype, e.count, start + e.begin), e.shape, e.place) for e in entries}
 
 
 @lru_cache(maxsize=256)
@@ -188,7 +195,7 @@ def _entries(text: bytes, room: int) -> tuple[_Entry, ...]:
                 f"tensor {name!r}: bytes {begin} to {end} of {room}, but {list(shape)} takes {count * dtype.itemsize}"
             )
         used.append((begin, end))
-        entries.append(_Entry(name, dtype, shape, count, begin))
+        entries.append(_Entry(name, _place(name), dtype, shape, count, begin))
     expected = 0
     for begin, end in sorted(used):
         if begin != expected:
