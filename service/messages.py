@@ -123,7 +123,7 @@ class TextOptions(AnswerOptions):
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # a frozen one takes four times as long to make, and each request has one
 class AttentionInput:
     """A decoded request: every number is finite float32, every shape consistent within the request.
 
@@ -193,7 +193,7 @@ Answer = dict[str, Array | TopK]
 """Tensors of one sequence by name, without the axis of heads where the model has one head."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # a frozen one takes four times as long to make, and each request has one
 class AttentionOutput:
     """A computed request.
 
@@ -223,4 +223,4 @@ class AttentionOutput:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(value.nbytes for answer in self.answers for value in answer.values())
+        return sum([value.nbytes for answer in self.answers for value in answer.values()])

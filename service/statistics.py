@@ -16,7 +16,8 @@ class Tally:
     def add(self, seconds: float) -> None:
         """Count it once more."""
         self.count += 1
-        self.ns += max(0, round(seconds * 1e9))
+        if seconds > 0:
+            self.ns += round(seconds * 1e9)
 
 
 @dataclass(slots=True)

@@ -65,7 +65,7 @@ class Operation:
     refusals: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # a frozen one takes four times as long to make, and each request has one
 class Written:
     """An answer as bytes.
 
