@@ -55,10 +55,10 @@ class WorkerProtocol(Protocol):
         """An answer has been written: it has left already, unless the client reads slowly."""
         self._answered += 1
         super().on_response_complete()
-        if not self._rest():
-            self.loop.call_soon(self._rest)
+        if not self.settle():
+            self._link.settle_soon(self)  # what was written leaves when this turn of the event loop ends
 
-    def _rest(self) -> bool:
+    def settle(self) -> bool:
         """Say what goes on between answers; whether all that was written has left."""
         if self._begun > self._answered:  # what was asked meanwhile
             self._states[self.place] = State.ASKED
@@ -90,6 +90,7 @@ class Link:
         self._end, self._server, self._states = end, server, states
         self._loop = asyncio.get_running_loop()
         self._unsaid: deque[bytes] = deque()
+        self._unsettled: list[WorkerProtocol] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loop.add_reader(end, self._take)
 
@@ -98,6 +99,17 @@ class Link:
         self._unsaid.append(PLACE.pack(place | (GIVEN_BACK if given_back else 0)))
         if len(self._unsaid) == 1:
             self._say()
+
+    def settle_soon(self, connection: WorkerProtocol) -> None:
+        """Let a connection settle in the next turn of the event loop, in one go with others that wrote in this one."""
+        if not self._unsettled:
+            self._loop.call_soon(self._settle)
+        self._unsettled.append(connection)
+
+    def _settle(self) -> None:
+        connections, self._unsettled = self._unsettled, []
+        for connection in connections:
+            connection.settle()
 
     def give_back(self) -> None:
         """Let other workers have every connection on which nothing is going on."""
