@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import orjson
 
-from models.errors import ShapeMismatch
-from models.types import Array, Projections
+from models.errors import AttentionError, ShapeMismatch
+from models.finite import all_finite
+from models.types import Array, Projections, SequenceInput
 from service.backends.base import BackendInfo
 from service.codecs.base import (
     LONG_ANSWER,
@@ -24,6 +25,7 @@ from service.codecs.base import (
     ReadsAtOnce,
     assemble,
     check_count,
+    check_format,
     flat_tensors,
     float32,
     metadata,
@@ -43,6 +45,7 @@ NAMES: dict[int, tuple[str, int]] = {
     np.dtype(kind).num: (name, np.dtype(kind).itemsize) for kind, name in ANSWERED.items()
 }
 """Name and width of an answered dtype, by NumPy's number of it."""
+F32 = np.dtype("<f4")
 LENGTH = struct.Struct("<Q")
 """Of the header, before it."""
 MAX_HEADER = 1 << 20
@@ -58,10 +61,9 @@ class SafetensorsCodec(ReadsAtOnce):
 
     def decode(self, body: bytes, query: str) -> AttentionInput:
         """See `Decoder.decode`. Tensors: `inputs` or `inputs.0, inputs.1, …`, and what goes with them."""
+        if (lone := _lone(body, query)) is not None:
+            return lone
         tensors = _read(body)
-        if len(tensors) == 1 and (lone := tensors.get("inputs")) is not None and lone.ndim == 2:  # as most are
-            inputs = [float32(_floats(lone, "/inputs"), "/inputs")]
-            return assemble(inputs, None, None, "one", query_options(query, Options), None)
         sequences: dict[str, dict[int, Array]] = {"inputs": {}, "attn_mask": {}, "attn_bias": {}}
         for name, tensor in tensors.items():
             if numbered := NUMBERED.fullmatch(name):
@@ -101,6 +103,44 @@ class SafetensorsCodec(ReadsAtOnce):
         """See `Encoder.pieces`."""
         head, tensors = _laid_out(output)
         return [head, *(piece for array in tensors for piece in raw_pieces(array))]
+
+
+def _lone(body: bytes, query: str) -> AttentionInput | None:
+    """The request in a body of one float32 tensor with two axes, as most are; None if it is another, or wrong."""
+    if len(body) < 8:
+        return None
+    (length,) = LENGTH.unpack_from(body)
+    plan = _plan(body[: 8 + length], len(body), query) if length <= MOST_REMEMBERED else None
+    if plan is None:
+        return None
+    inputs = np.frombuffer(body, F32, plan.count, plan.begin).reshape(plan.shape)
+    if not all_finite(inputs):
+        return None
+    return AttentionInput((SequenceInput(inputs),), "one", plan.options)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What was found of a body with one tensor: it holds for all that begin the same, and are as long."""
+
+    begin: int
+    count: int
+    shape: tuple[int, ...]
+    options: Options
+
+
+@lru_cache(maxsize=256)
+def _plan(head: bytes, size: int, query: str) -> _Plan | None:
+    """How to read a body of `size` bytes with this length and header; None where `_lone` does not."""
+    try:
+        (entry,) = _entries(head[8:], size - len(head))
+        options = query_options(query, Options)
+        check_format(options)
+    except (AttentionError, ValueError):  # of these, `decode` says what they are
+        return None
+    if entry.name != "inputs" or entry.dtype != F32 or len(entry.shape) != 2 or not entry.count or len(head) % 4:
+        return None
+    return _Plan(len(head), entry.count, entry.shape, options)
 
 
 def _laid_out(output: AttentionOutput) -> tuple[bytes, list[Array]]:

@@ -121,6 +121,28 @@ def test_an_unaligned_tensor_is_read_right():
         assert bits(found.sequences[0].inputs) == bits(x)
 
 
+def test_what_is_remembered_of_a_body_holds_for_no_other():
+    """What is known of one that was right says nothing of the numbers, the rest or the options of the next."""
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    body, broken = safetensors_file({"inputs": x}), safetensors_file({"inputs": np.where(x == 4, np.nan, x)})
+
+    for _ in range(2):
+        assert bits(decode(body).sequences[0].inputs) == bits(x)
+        assert bits(decode({"inputs": x + 1}).sequences[0].inputs) == bits(x + 1)
+        assert decode(body, "is_causal=true").options.is_causal
+        assert not decode(body).options.is_causal
+        with pytest.raises(NonFinite) as caught:
+            decode(broken)
+        assert [field.pointer for field in caught.value.fields] == ["/inputs/1/1"]
+        with pytest.raises(UnknownField):
+            decode(body, "causal=true")
+        with pytest.raises(ConflictingFields):
+            decode(body, "format=bertviz&top_k=1")
+        for other in (body[:-4], body + b"more", body[:-24], body[:9], body[:7]):
+            with pytest.raises(Unparsable):
+                decode(other)
+
+
 # ---- refusals
 
 
