@@ -45,7 +45,7 @@ NAMES: dict[int, tuple[str, int]] = {
     np.dtype(kind).num: (name, np.dtype(kind).itemsize) for kind, name in ANSWERED.items()
 }
 """Name and width of an answered dtype, by NumPy's number of it."""
-F32 = np.dtype("<f4")
+FLOAT32 = np.dtype("<f4")
 LENGTH = struct.Struct("<Q")
 """Of the header, before it."""
 MAX_HEADER = 1 << 20
@@ -113,7 +113,7 @@ def _lone(body: bytes, query: str) -> AttentionInput | None:
     plan = _plan(body[: 8 + length], len(body), query) if length <= MOST_REMEMBERED else None
     if plan is None:
         return None
-    inputs = np.frombuffer(body, F32, plan.count, plan.begin).reshape(plan.shape)
+    inputs = np.frombuffer(body, FLOAT32, plan.count, plan.begin).reshape(plan.shape)
     if not all_finite(inputs):
         return None
     return AttentionInput((SequenceInput(inputs),), "one", plan.options)
@@ -138,7 +138,7 @@ def _plan(head: bytes, size: int, query: str) -> _Plan | None:
         check_format(options)
     except (AttentionError, ValueError):  # of these, `decode` says what they are
         return None
-    if entry.name != "inputs" or entry.dtype != F32 or len(entry.shape) != 2 or not entry.count or len(head) % 4:
+    if entry.name != "inputs" or entry.dtype != FLOAT32 or len(entry.shape) != 2 or not entry.count or len(head) % 4:
         return None
     return _Plan(len(head), entry.count, entry.shape, options)
 
