@@ -75,7 +75,7 @@ SMALL_S = 1e-3
 MOST_SMALL = 8
 """Sequences that a small request has at most."""
 
-PATIENCE_S = 2e-3
+PATIENCE_S = 0.5e-3
 """If no slot becomes free for so long, the small requests that wait are computed in the event loop's thread."""
 
 
