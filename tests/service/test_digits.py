@@ -2,7 +2,9 @@
 
 import decimal
 import struct
+from typing import Any
 
+import numba
 import numpy as np
 import orjson
 import pytest
@@ -181,3 +183,16 @@ def test_short_arrays_of_a_field_stay():
 
 def test_rows_of_one_length_and_kind_are_one():
     assert read(b"[[1, 2] , [3, 4],[5],[true],[false],[1]]")[0] == b'["cut:0","cut:1","cut:2","cut:3"]'
+
+
+def test_code_is_compiled_where_it_cannot_be_kept(monkeypatch: pytest.MonkeyPatch):
+    """As in a container whose file system is read-only."""
+
+    def njit(signature: str, *, cache: bool = False, **how: Any) -> Any:
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return numba.njit(signature, **how)
+
+    monkeypatch.setattr(digits, "njit", njit)
+
+    assert digits.compiled("int64(int64)")(lambda n: 2 * n)(21) == 42
