@@ -42,6 +42,9 @@ REMEMBERED = 1 << 10
 
 MARK = "cut:"
 
+HOLD_ARRAYS = frozenset({"inputs", "attn_mask", "attn_bias", "query", "key", "value", "data"})
+"""Fields that may hold arrays; where another one does, something is wrong."""
+
 
 class _Odd(Exception):
     """The body is not such that it can be cut."""
@@ -185,7 +188,7 @@ def _joined(pieces: list[Any]) -> Array:
 
 def _taken(mark: Any, name: str, found: dict[int, Any]) -> Any:
     """What a mark stands for, once."""
-    if not isinstance(mark, str) or not mark.startswith(MARK):
+    if not isinstance(mark, str) or not mark.startswith(MARK) or name not in HOLD_ARRAYS:
         raise _Odd
     piece = found.pop(int(mark[len(MARK) :]), None)
     if isinstance(piece, memoryview) and name == "data":

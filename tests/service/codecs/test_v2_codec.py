@@ -679,6 +679,8 @@ json_values = st.recursive(
     st.sampled_from(["id", "parameters", "inputs", "outputs", "name", "shape", "datatype", "data", "x"]),
     json_values, st.sampled_from(["", "0", "5", "10", "200"]),
 )  # fmt: skip
+@example("id", [[1, 2], [3, 4]], "")
+@example("name", [[True, False]], "")
 @pytest.mark.usefixtures("short_row")
 def test_nothing_but_errors_of_ours_comes_out_of_a_strange_document(field: str, value: Any, length: str):
     """Any value in any place."""

@@ -232,13 +232,15 @@ def test_batches_form_of_requests_of_all_workers(artifacts: Path):
         connections = [len(worker.net_connections()) for worker in workers_of(server)]
         assert [reply.result().body for reply in replies] == [alone] * 8
         assert blocked.result().status == 200
+        # The engine hears of an answer that has left after its client does.
+        until(lambda: total(metrics_of(server), "attention_inflight_tokens") == 0)
         after = metrics_of(server)
 
     assert min(connections) >= 3, "both workers had requests"
     counted = [total(m, "attention_batch_sequences_count") for m in (before, after)]
     assert counted[1] - counted[0] <= 3 + 1
     assert total(after, "attention_batch_sequences_sum") == 1 + 3 + 8
-    assert total(after, "attention_inflight_tokens") == total(after, "attention_queue_requests") == 0
+    assert total(after, "attention_queue_requests") == 0
 
 
 def test_metrics_count_everything_once(apart: Server):
