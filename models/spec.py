@@ -189,7 +189,7 @@ ComputeDtype = Literal["float32", "float16", "bfloat16"]
 
 
 FOLDED_DIM = 2_048
-"""Widest embedding for which W_q W_kᵀ is computed when a layer is loaded: half a second."""
+"""Widest embedding for which W_q W_kᵀ is computed when a layer is loaded: it takes well under a second."""
 
 
 class AttentionSpec(_Frozen):

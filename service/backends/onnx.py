@@ -123,8 +123,8 @@ class Layer:
     Attributes:
         heads: of queries.
         tiles_from: tokens from which it is computed in tiles.
-        folded: the width of its inputs, which stand for keys where none are asked for; 0 where they cannot.
         by_row: widths of those projections of which a row is the same whichever others are computed with it.
+        folded: the width of its inputs, which stand for keys where none are asked for; 0 where they cannot.
     """
 
     heads: int

@@ -26,7 +26,7 @@ LONG = 1 << 18
 """Bytes of a body from which it is read in a thread, which takes 0.2 ms."""
 
 PART = 1 << 17
-"""Bytes of a body from which it pays to read it in two parts at once."""
+"""Bytes that each part of a body has at the least, where several read it at once."""
 
 SHORT_STRING, SHORT_ROW = 1 << 10, 1 << 8
 """Bytes of a string, and elements of an array that is the value of a field, up to which they are not cut out."""
@@ -178,9 +178,9 @@ def _joined(pieces: list[Any]) -> Array:
     """Rows of one matrix, which was cut into pieces."""
     first = pieces[0]
     for piece in pieces:
-        if not isinstance(piece, np.ndarray) or piece.ndim != 2 or piece.shape[1] != first.shape[1]:
+        if not isinstance(piece, np.ndarray) or piece.ndim != 2:
             raise _Odd
-        if piece.dtype != first.dtype:
+        if (piece.shape[1], piece.dtype) != (first.shape[1], first.dtype):
             raise _Odd
     whole: Array = first if len(pieces) == 1 else np.concatenate(pieces)
     return whole

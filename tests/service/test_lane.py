@@ -40,7 +40,7 @@ def test_one_work_is_done_before_the_next_begins():
 
     def work(name: str) -> str:
         seen.append(f"{name} begins")
-        time.sleep(0.01)
+        time.sleep(0.01)  # in which another thread, if there were one, would begin
         seen.append(f"{name} ends")
         return name
 
