@@ -67,7 +67,8 @@ HERE_S = 100e-6
 """A unit that takes no longer is computed in the event loop's own thread: handing it to another and back takes more."""
 
 MOST_HERE_S = 300e-6
-"""About how long a batch of such units may keep the event loop."""
+"""About how long a batch of such units may keep the event loop; so may a unit while no core is idle, for which a thread
+would wait."""
 
 SMALL_S = 1e-3
 """A request that takes no longer is small: it does not wait for all the units of larger ones before it."""
@@ -353,7 +354,8 @@ class Batcher:
         return small if self._small_led else large
 
     def _takes_a_moment(self, pending: _Pending) -> bool:
-        return self._slots.cost_s(pending.unit) <= HERE_S
+        cost = self._slots.cost_s(pending.unit)
+        return cost <= HERE_S or (cost <= MOST_HERE_S and not self._slots.idle)
 
     def _compute_soon(self) -> None:
         """By now, all that came in the same turn of the event loop is in the queue, and batches with it."""

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -27,7 +27,10 @@ MOST_KINDS = 4_096
 
 SHARED_S = 1e-3
 """A batch that takes longer offers the parts of its work to idle slots: to wake one takes a tenth of that at the most
-(`make bench-sharing` measures what it gives)."""
+(`make bench-sharing` measures what it gives). And it takes turns with other long work."""
+
+TURN_S = 10e-3
+"""How long a batch or a body waits for its turn: most work is done by then, and beside what is not, it goes on."""
 
 Verdict = tuple[Answer, list[int]] | AttentionError
 """What became of a unit: its answer and the rows that see nothing, or why there is none."""
@@ -63,6 +66,10 @@ class Slots(Protocol):
     @property
     def alive(self) -> bool:
         """Whether every slot still takes work."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is a core on which nothing computes."""
 
     def cost_s(self, unit: Unit) -> float:
         """What one such unit took, s, where it may be computed in the thread that owns the batcher; else infinity."""
@@ -200,6 +207,7 @@ class ThreadSlots:
         threads = max(count, self._cores.total)
         self._loop, self._measures = loop, measures
         self._costs: dict[tuple[object, ...], float] = {}
+        self._turns = threading.Semaphore(count)
         self._runs: queue.SimpleQueue[tuple[Run, Callable[[Run], None]]] = queue.SimpleQueue()
         self._work: queue.SimpleQueue[Literal["run", "close"] | _Shared] = queue.SimpleQueue()
         """What there is to do, in this order; a run is then the first of those."""
@@ -211,6 +219,11 @@ class ThreadSlots:
     def alive(self) -> bool:
         """See `Slots.alive`."""
         return all(thread.is_alive() for thread in self._threads)
+
+    @property
+    def idle(self) -> bool:
+        """See `Slots.idle`."""
+        return self._cores.idle > 0
 
     def cost_s(self, unit: Unit) -> float:
         """See `Slots.cost_s`."""
@@ -236,7 +249,7 @@ class ThreadSlots:
 
     def _spread_of(self, run: Run) -> Spread:
         """What computes the parts of a run: others too, where it is known to take long or not known at all."""
-        if len(self._threads) == 1 or self.cost_s(run.units[0]) * len(run.units) < SHARED_S:
+        if len(self._threads) == 1 or not self._is_long(run):
             return in_turn
 
         def spread(parts: Sequence[Callable[[], None]]) -> None:
@@ -244,13 +257,30 @@ class ThreadSlots:
 
         return spread
 
+    def _is_long(self, run: Run) -> bool:
+        """Whether it is known to take long, or not known at all."""
+        return self.cost_s(run.units[0]) * len(run.units) >= SHARED_S
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Wait until there is less long work under way than there are slots, but not for ever.
+
+        More busy threads than cores help nobody, and each keeps the event loop from its core for a while.
+        """
+        mine = self._turns.acquire(timeout=TURN_S)
+        try:
+            yield
+        finally:
+            if mine:
+                self._turns.release()
+
     @contextmanager
     def team(self) -> Iterator[Team]:
         """Who computes the parts of other work than batches: the thread that calls, and slots while a core is idle.
 
-        Until the context ends, the thread that calls counts as one that computes.
+        Until the context ends, the thread that calls counts as one that computes. It may wait for its turn first.
         """
-        with self._cores.computing():
+        with self._turn(), self._cores.computing():
             size = min(len(self._threads), self._cores.idle) + 1
             yield Team(self._share, size) if size > 1 else ALONE
 
@@ -285,7 +315,8 @@ class ThreadSlots:
                 del item
                 continue
             run, done = self._runs.get()
-            self.compute(run)
+            with self._turn() if self._measures and self._is_long(run) else nullcontext():
+                self.compute(run)
             try:
                 self._loop.call_soon_threadsafe(done, run)
             except RuntimeError:  # the loop is closed: nobody waits any more

@@ -73,6 +73,7 @@ class FakeSlots:
     """Compute slots without threads: a run ends when the test calls `finish`.
 
     Attributes:
+        idle: whether a core is.
         runs: every run that was ever started or computed, in order.
         costs: of units that are small, by their numbers, s.
         on_start: called with each run before it is taken; for checks at the moment of dispatch.
@@ -80,6 +81,7 @@ class FakeSlots:
 
     def __init__(self, clock, count=1):
         self.count, self.alive, self.closed = count, True, False
+        self.idle = True
         self.runs: list[Run] = []
         self.costs: dict[float, float] = {}
         self.on_start: Callable[[Run], object] = lambda run: None

@@ -39,6 +39,9 @@ LONG_TEXT = 1 << 12
 WATCH_AFTER_S = 5e-3
 """A watcher costs about as much as a small request, and most have their verdicts by then."""
 
+MOST_SENT = 1 << 18
+"""Bytes of an answer that are sent at a time, which takes 0.1 ms: whatever else there is to do has its turn then."""
+
 TAKE_TIMEOUT_S = 30.0
 """How long a client may take nothing of a long answer: until it has all of it, it counts as a request in flight."""
 
@@ -425,7 +428,7 @@ class _Negotiated(Call):
 
 async def _send(pieces: list[Piece], send: Send) -> None:
     """Send a body. Of a long one, a piece is let go of as soon as it has been taken."""
-    pieces.reverse()
+    pieces[:] = [part for piece in reversed(pieces) for part in _parts(piece)]  # the caller holds none either
     while len(pieces) > 1:
         try:
             async with asyncio.timeout(TAKE_TIMEOUT_S):
@@ -434,6 +437,14 @@ async def _send(pieces: list[Piece], send: Send) -> None:
             raise ClientGone(f"the client took nothing of its answer for {TAKE_TIMEOUT_S:g} s") from None
         await asyncio.sleep(0)  # a fast client takes piece after piece
     await send({"type": "http.response.body", "body": pieces.pop()})
+
+
+def _parts(piece: Piece) -> list[Piece]:
+    """A piece, cut to what the event loop has time for, the last part first."""
+    if len(piece) <= MOST_SENT:
+        return [piece]
+    whole = memoryview(piece)
+    return [whole[i : i + MOST_SENT] for i in range(0, len(whole), MOST_SENT)][::-1]
 
 
 async def _verdicts(inference: Inference, receive: Receive) -> Verdicts:

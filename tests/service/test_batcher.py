@@ -1167,6 +1167,27 @@ async def test_work_that_is_not_small_or_not_known_goes_to_a_thread(cost):
     assert bench.slots.busy == 1
 
 
+@pytest.mark.parametrize(
+    ("idle", "cost", "here"),
+    [
+        (True, HERE_S, True),
+        (True, MOST_HERE_S, False),
+        (False, MOST_HERE_S, True),
+        (False, MOST_HERE_S * 1.01, False),
+    ],
+)
+async def test_what_a_thread_would_find_no_core_for_is_computed_here(idle, cost, here):
+    bench, runner = Bench(), FakeRunner()
+    small(bench, 1, cost=cost)
+    bench.slots.idle = idle
+
+    ticket = bench.submit(unit(1, runner))
+    bench.clock.advance(0)
+
+    assert bench.slots.busy == (not here)
+    assert ticket.future.done() is here
+
+
 async def test_small_work_waits_for_no_slot():
     """It takes none, so it delays nobody; behind the many sequences of a large request it would wait for seconds."""
     bench, runner, other = Bench(), FakeRunner(), FakeRunner()
@@ -1482,6 +1503,66 @@ async def test_who_reads_and_writes_is_alone_where_all_cores_compute():
 
     with slots.team() as team:
         assert team is ALONE
+    slots.close()
+
+
+class Turn:
+    """Someone who reads or writes a long body, until told to end."""
+
+    def __init__(self, slots):
+        self.begun, self.end = threading.Event(), threading.Event()
+        self._slots = slots
+        self._thread = threading.Thread(target=self._work)
+        self._thread.start()
+
+    def _work(self):
+        with self._slots.team():
+            self.begun.set()
+            self.end.wait(30)
+
+    def over(self):
+        self.end.set()
+        self._thread.join()
+
+
+async def test_long_work_takes_turns(monkeypatch):
+    """As many at a time as there are slots, bodies and batches; and the turn is handed on."""
+    monkeypatch.setattr(slots_module, "TURN_S", 30)
+    slots = ThreadSlots(1, asyncio.get_running_loop(), measures=True, cores=Cores(2))
+    runner, done = GatedRunner(), asyncio.get_running_loop().create_future()
+    first = Turn(slots)
+    assert first.begun.wait(30)
+
+    slots.start(Run([unit(1, runner)]), done.set_result)
+    assert not runner.entered.acquire(timeout=0.05)
+    first.over()
+    assert runner.entered.acquire(timeout=30)
+    second = Turn(slots)
+    assert not second.begun.wait(0.05)
+
+    runner.gate.release()
+    assert numbers_of((await done).verdicts) == [1]
+    assert second.begun.wait(30)
+    second.over()
+    slots.close()
+
+
+@pytest.mark.parametrize("known", ["short", "other device", "late"])
+async def test_what_is_short_or_has_waited_needs_no_turn(known, monkeypatch):
+    """A GPU's batches need no core; and nobody waits until the longest body has been read."""
+    monkeypatch.setattr(slots_module, "TURN_S", 0.01 if known == "late" else 30)
+    slots = ThreadSlots(1, asyncio.get_running_loop(), measures=known != "other device", cores=Cores(2))
+    run, done = Run([unit(1, FakeRunner())]), asyncio.get_running_loop().create_future()
+    if known == "short":
+        slots._costs[run.units[0].kind] = SHARED_S / 2
+    reading = Turn(slots)
+    assert reading.begun.wait(30)
+
+    slots.start(run, done.set_result)
+
+    assert numbers_of((await done).verdicts) == [1]
+    assert not reading.end.is_set()
+    reading.over()
     slots.close()
 
 
