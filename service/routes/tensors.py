@@ -439,7 +439,7 @@ async def _send(pieces: list[Piece], send: Send) -> None:
     await send({"type": "http.response.body", "body": pieces.pop()})
 
 
-def _parts(piece: Piece) -> list[Piece]:
+def _parts(piece: Piece) -> Sequence[Piece]:
     """A piece, cut to what the event loop has time for, the last part first."""
     if len(piece) <= MOST_SENT:
         return [piece]
