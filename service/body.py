@@ -66,6 +66,10 @@ class Intake:
         """Whether a body of so many bytes, which has come whole, may be read beside those that are being read."""
         return size <= self._most and self._held + size <= self._together
 
+    def hold(self, size: int) -> None:
+        """Count so many more bytes, or fewer, of bodies that are being received elsewhere."""
+        self._held += size
+
     async def read(
         self,
         exchange: Exchange,

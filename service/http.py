@@ -16,10 +16,13 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from service.errors import Unparsable
 from service.exchange import Headers
 from service.problems import whole_answer
-from service.shortcut import MOST_HEAD, Shortcut, Straight
+from service.shortcut import MOST_HEAD, Known, Shortcut, Straight
 
 HEADER_TIMEOUT_S = 20.0
 """Longest time a client may take to send the headers of a request it has begun, or its first one."""
+
+JOINED = 1 << 14
+"""Bytes of a body up to which it is written with its head as one: to copy them costs less than to write two."""
 
 KEEP_ALIVE_S = 75.0
 """Idle connections are kept this long: longer than the pools of usual clients and proxies, which close at 60 s."""
@@ -36,12 +39,19 @@ class Protocol(HttpToolsProtocol):
     _within = False  # whether the parser is within a message
     _straight: Straight | None = None  # the request that takes the short way
     _closes = False  # whether the connection is to be closed after it
+    _leaving: Straight | None = None  # the one whose answer the client has not taken yet
+    _coming: Known | None = None  # what is known of the request whose body is waited for, for the short way
+    _missing = 0  # bytes of that
+    _asked = False  # whether that has been said to have begun
+    _new, _heard = b"", 0  # the head of a request that may be remembered, and bytes that came behind it
+    _before = 0  # messages before it
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """See uvicorn's."""
         super().__init__(*args, **kwargs)
         self._shortcut: Shortcut | None = getattr(self.config.app, "shortcut", None)
         self._later: list[bytes] = []  # what came behind it
+        self._pieces: list[bytes] = []  # head and body of the request that is waited for
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client connected: its first request must come."""
@@ -55,7 +65,14 @@ class Protocol(HttpToolsProtocol):
             self._timer.cancel()
         if self._straight is not None:
             self._straight.leave()
+        self._left()
+        self._arrived()
         super().connection_lost(exc)
+
+    def resume_writing(self) -> None:
+        """The client has taken what was written."""
+        self._left()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         """Bytes have come: a request for the short way, if nothing else goes on, or some for the parser."""
@@ -63,35 +80,100 @@ class Protocol(HttpToolsProtocol):
             self._later.append(data)
             self.flow.pause_reading()
             return
+        if self._coming is not None:
+            self._gather(data)
+            return
         shortcut = self._shortcut
         if shortcut is None or self._within or not self._rests:
+            self._heard += len(data)
             super().data_received(data)
+            self._learn()
             return
         end = data.find(b"\r\n\r\n", 0, MOST_HEAD) + 4
-        head, length, messages = data[:end], len(data) - end, self._messages
+        head, self._heard = data[:end], len(data) - end
         known = shortcut.find(head)
-        if known is not None and known.length == length:
-            straight = shortcut.take(known, data[end:], self.client, self._answer)
-            if straight is not None:
-                self._straight, self._due = straight, math.inf
-                self.on_asked()
+        if known is not None:
+            if self._heard == known.length and self._take(known, data[end:]):
                 return
+            if self._heard < known.length and shortcut.takes(known):
+                self._wait(known, head, data[end:])
+                return
+        self._new, self._before = head if known is None and end >= 4 else b"", self._messages
         super().data_received(data)
-        if known is None and end >= 4 and self._messages == messages + 1 and not self._within and self.cycle.keep_alive:
-            shortcut.learn(head, self.scope, length)
+        self._learn()
+
+    def _learn(self) -> None:
+        """Remember the head of a request that has come whole, and by itself."""
+        if self._new and not self._within:
+            new, self._new = self._new, b""
+            if self._shortcut is not None and self._messages == self._before + 1 and self.cycle.keep_alive:
+                self._shortcut.learn(new, self.scope, self._heard)
+
+    def _take(self, known: Known, body: bytes) -> bool:
+        """Try the short way; whether it is taken."""
+        assert self._shortcut is not None, "who knows heads has it"
+        straight = self._shortcut.take(known, body, self.client, self._answer)
+        if straight is None:
+            return False
+        self._straight, self._due = straight, math.inf
+        if not self._asked:
+            self.on_asked()
+        self._asked = False
+        return True
+
+    def _wait(self, known: Known, head: bytes, piece: bytes) -> None:
+        """Wait for the rest of a body, of which this is the first piece."""
+        assert self._shortcut is not None, "as above"
+        self._coming, self._pieces, self._missing = known, [head, piece], known.length - len(piece)
+        self._shortcut.hold(known.length)
+        self._due = self.loop.time() + HEADER_TIMEOUT_S
+        self.on_asked()
+        self._asked = True
+
+    def _gather(self, data: bytes) -> None:
+        """Another piece of the body that is waited for."""
+        self._pieces.append(data)
+        self._missing -= len(data)
+        if self._missing > 0:
+            return
+        known, (head, *pieces) = self._arrived()
+        body = b"".join(pieces)
+        if known is None or self._missing or not self._take(known, body):
+            super().data_received(head + body)
+
+    def _arrived(self) -> tuple[Known | None, list[bytes]]:
+        """Wait for no body any more; what was known of it, and what has come."""
+        known, self._coming = self._coming, None
+        pieces, self._pieces = self._pieces, []
+        if known is not None and self._shortcut is not None:
+            self._shortcut.hold(-known.length)
+        return known, pieces
+
+    def _left(self) -> None:
+        """All of an answer has been taken, or nobody will."""
+        leaving, self._leaving = self._leaving, None
+        if leaving is not None:
+            leaving.left()
 
     @property
     def _rests(self) -> bool:
         """Whether every request that has come is answered, and the answer taken."""
         return (self.cycle is None or self.cycle.response_complete) and not self.flow.write_paused
 
-    def _answer(self, status: int, headers: Headers, body: bytes) -> None:
-        """Write the answer to the request that takes the short way, and go on to what came behind it."""
+    def _answer(self, status: int, headers: Headers, body: bytes) -> bool:
+        """Write the answer to the request that takes the short way, and go on to what came behind it; see `Reply`."""
         closes = self._closes or (b"connection", b"close") in headers
         if self._closes:
             headers = [*headers, (b"connection", b"close")]
         self.on_answer()
-        self.transport.write(head_of(status, (*self.server_state.default_headers, *headers)) + body)
+        head = head_of(status, (*self.server_state.default_headers, *headers))
+        if len(body) < JOINED:
+            self.transport.write(head + body)
+        else:
+            self.transport.writelines((head, body))
+        taken = not self.flow.write_paused
+        if not taken:
+            self._leaving = self._straight
         if closes:
             self.transport.close()
         self._straight = None
@@ -99,20 +181,30 @@ class Protocol(HttpToolsProtocol):
         if self._later and not closes:
             later, self._later = b"".join(self._later), []
             self.data_received(later)
+        return taken
 
     def shutdown(self) -> None:
         """The server stops: close the connection, once what was asked is answered."""
+        if self._coming is not None:
+            self._give_up()
         if self._straight is None:
             super().shutdown()
         else:
             self._closes = True
+
+    def _give_up(self) -> None:
+        """Let a request whose body is waited for take the ordinary way, which has a deadline for it."""
+        _, pieces = self._arrived()
+        super().data_received(b"".join(pieces))
 
     def on_asked(self) -> None:
         """A request has begun to come."""
 
     def on_message_begin(self) -> None:
         """The first byte of a request has come."""
-        self.on_asked()
+        if not self._asked:
+            self.on_asked()
+        self._asked = False
         self._messages += 1
         self._within = True
         if self._due == math.inf or self.cycle is not None:
@@ -202,6 +294,8 @@ class Protocol(HttpToolsProtocol):
     def _look(self) -> None:
         """Close the connection if what is waited for has not come in time; one timer serves every wait."""
         now = self.loop.time()
+        if now >= self._due and self._coming is not None:
+            self._give_up()
         if now >= self._due:
             if not self.transport.is_closing():
                 self.transport.close()

@@ -28,11 +28,8 @@ from service.runtime import Runtime
 MOST_HEAD = 2_048
 """Bytes of a head up to which it is remembered."""
 
-MOST_BODY = 1 << 16
+MOST_BODY = 1 << 19
 """Bytes of a body up to which the short way is taken."""
-
-MOST_COMPUTED = 1 << 14
-"""Bytes of tensors asked for up to which it is: their answer is written, and compressed, in well under 1 ms."""
 
 MOST_HEADS = 256
 """Heads that are remembered."""
@@ -40,8 +37,8 @@ MOST_HEADS = 256
 MOST_SEEN = 4_096
 """Heads of which it is remembered that they came once: most that differ from all others never come again."""
 
-Reply = Callable[[int, Headers, bytes], None]
-"""Writes an answer: status, headers, body."""
+Reply = Callable[[int, Headers, bytes], bool]
+"""Writes an answer: status, headers, body. Whether all of it has been taken; else `Straight.left` is called later."""
 
 PLAIN = ("", "identity")
 UNUSUAL = frozenset({b"connection", b"expect", b"te", b"trailer", b"transfer-encoding", b"upgrade"})
@@ -57,8 +54,8 @@ class Known:
         scope: as ASGI has it.
         route: what takes it.
         call: how it is read and answered by `engine`, None before that was asked.
-        large: whether an answer was too long for the short way: nobody has to read the next such request twice to see
-            that it is so again.
+        large: whether a body or an answer was too long for the short way: nobody has to read the next such request
+            twice to see that it is so again.
     """
 
     length: int
@@ -119,6 +116,20 @@ class Shortcut:
         kept = {name: scope[name] for name in ("type", "method", "path", "query_string", "headers", "client")}
         self._known[head] = Known(length, kept | {"path_params": parameters}, route)
 
+    def takes(self, known: Known) -> bool:
+        """Whether a request may be taken, as far as its head says."""
+        runtime = self._runtime
+        return (
+            not known.large
+            and not runtime.draining
+            and not runtime.access.limited
+            and runtime.intake.has_room(known.length)
+        )
+
+    def hold(self, size: int) -> None:
+        """Count so many more bytes of bodies that have come in part."""
+        self._runtime.intake.hold(size)
+
     def take(self, known: Known, body: bytes, client: tuple[str, int] | None, reply: Reply) -> "Straight | None":
         """Queue a request; it calls `reply` later, from the event loop. None if it has to take the ordinary way.
 
@@ -128,9 +139,9 @@ class Shortcut:
             client: its address.
             reply: writes the answer; not called any more after `Straight.leave`.
         """
-        runtime = self._runtime
-        if known.large or runtime.draining or runtime.access.limited or not runtime.intake.has_room(len(body)):
+        if not self.takes(known):
             return None
+        runtime = self._runtime
         exchange = Exchange(known.scope)
         exchange.route, exchange.unread = known.route.path, False
         try:
@@ -138,11 +149,12 @@ class Shortcut:
                 runtime.access.caller(exchange, client)
             inference = known.begin(exchange)
             if inference.call.is_long(body):
+                known.large = True
                 return None
             prepared = inference.prepare(body)
         except Exception:  # noqa: BLE001 - it is raised again on the ordinary way
             return None
-        if prepared.size - len(body) > MOST_COMPUTED:
+        if prepared.size - len(body) > inference.call.at_once:
             known.large = True
             return None
         straight = Straight(runtime, known, exchange, inference, reply)
@@ -161,12 +173,12 @@ class Shortcut:
 class Straight:
     """A request that takes the short way, from when it is queued."""
 
-    __slots__ = ("_exchange", "_gone", "_inference", "_known", "_reply", "_runtime")
+    __slots__ = ("_exchange", "_failed", "_gone", "_inference", "_known", "_reply", "_runtime")
 
     def __init__(self, runtime: Runtime, known: Known, exchange: Exchange, inference: Inference, reply: Reply) -> None:
         self._runtime, self._known = runtime, known
         self._exchange, self._inference, self._reply = exchange, inference, reply
-        self._gone = False
+        self._gone = self._failed = False
 
     def leave(self) -> None:
         """The client has left: what is queued is not computed, and nobody is told of what was."""
@@ -191,27 +203,29 @@ class Straight:
             self.fail(fault)
             return
         inference.answering()
-        self._send(200, headers, body)
+        taken = self._send(200, headers, body)
         inference.answered()
-        self._end(failed=False)
+        if taken:
+            self.left()
 
     def fail(self, error: BaseException) -> None:
         """It could not be queued, or computed, or written."""
-        exchange = self._exchange
+        exchange, self._failed, taken = self._exchange, True, True
         known: AttentionError = failed(error, exchange)
         if isinstance(known, ClientGone):
             exchange.status = 499
         else:
-            self._send(*problem_answer(known, exchange, dialect_of(self._known.scope["path"])))
-        self._end(failed=True)
+            taken = self._send(*problem_answer(known, exchange, dialect_of(self._known.scope["path"])))
+        if taken:
+            self.left()
 
-    def _send(self, status: int, headers: Headers, body: bytes) -> None:
+    def left(self) -> None:
+        """All of its answer has been taken, or nobody will."""
+        self._inference.end(failed=self._failed)
+        self._runtime.records.answered(self._exchange, self._known.scope["method"])
+
+    def _send(self, status: int, headers: Headers, body: bytes) -> bool:
         self._exchange.status = status
         if self._exchange.details is not None:
             self._exchange.details.sent = len(body)
-        if not self._gone:
-            self._reply(status, identified(headers, self._exchange), body)
-
-    def _end(self, *, failed: bool) -> None:
-        self._inference.end(failed=failed)
-        self._runtime.records.answered(self._exchange, self._known.scope["method"])
+        return self._gone or self._reply(status, identified(headers, self._exchange), body)

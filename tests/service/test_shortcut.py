@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gzip
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -21,9 +22,9 @@ from service.batcher import Batcher
 from service.codecs import DECODERS, ENCODERS
 from service.errors import QueueFull
 from service.http import Protocol
-from service.routes.tensors import LONG_TEXT
+from service.routes.tensors import LONG_TEXT, Call
 from service.settings import Settings
-from service.shortcut import MOST_BODY, MOST_COMPUTED, MOST_HEADS, MOST_SEEN, Shortcut
+from service.shortcut import MOST_BODY, MOST_HEADS, MOST_SEEN, Shortcut
 from tests.encoders import draw_weights, make_spec, word_pieces
 
 X = np.linspace(-1, 1, 15, dtype=np.float32).reshape(3, 5)
@@ -93,8 +94,8 @@ UNUSUAL = {
     "unknown": request("/v1/nothing", ROWS),
     "a long head": request(LESSON, ROWS, X_Long="x" * 4_000),
     "a long body": request(LESSON, ROWS + b" " * MOST_BODY),
-    "a long answer": request(LESSON, safetensors_file({"inputs": np.zeros((MOST_COMPUTED // 256, 5), np.float32)}),
-                             Content_Type=SAFETENSORS),
+    "a long answer": request(LESSON, safetensors_file({"inputs": np.zeros((Call.at_once // 256, 5), np.float32)}),
+                             Content_Type=SAFETENSORS, Accept="application/json"),
     "a long text": request("/v1/text/attention?model=tiny&layers=0", b'{"text": "the"}'.ljust(LONG_TEXT)),
     "a long text, v2": infer("tiny", V2_TEXT, size=LONG_TEXT),
 }  # fmt: skip
@@ -344,18 +345,147 @@ def test_what_is_wrong_is_said_by_the_ordinary_way(bench: Bench, kind: str):
     assert settled(bench)
 
 
-def test_a_body_that_does_not_come_with_its_head_takes_the_ordinary_way(bench: Bench):
+# ---- bodies that come in pieces
+
+
+class Counting(Protocol):
+    """A connection that counts what workers are told of."""
+
+    asked = answered = 0
+
+    def on_asked(self) -> None:
+        super().on_asked()
+        Counting.asked += 1
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        Counting.answered += 1
+
+
+async def in_pieces(writer: asyncio.StreamWriter, sent: bytes, *cuts: int) -> None:
+    """Send, and let the other side see each piece by itself."""
+    for start, stop in zip((0, *cuts), (*cuts, len(sent)), strict=True):
+        writer.write(sent[start:stop])
+        await asyncio.sleep(0.02)
+
+
+LONG = request(
+    "/v1/attention?return=outputs&model=lesson",
+    safetensors_file({"inputs": np.zeros((3_000, 5), np.float32)}),
+    Content_Type=SAFETENSORS,
+)
+HEAD = LONG.index(b"\r\n\r\n") + 4
+
+
+@pytest.mark.parametrize("cuts", [(HEAD,), (HEAD + 10,), (HEAD + 10, HEAD + 1_000), (len(LONG) - 1,)])
+def test_a_body_that_comes_in_pieces_is_answered_the_same(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, cuts: tuple[int, ...]
+):
+    """It is remembered when it came so, and taken when it does; and counted once either way."""
+    (expected,) = bench.replies(LONG, protocol=Ordinary)
+    monkeypatch.setattr(Counting, "asked", 0)
+    monkeypatch.setattr(Counting, "answered", 0)
+
+    async def run() -> list[Any]:
+        found = []
+        async with bench.listening(Counting) as (port, _), dialled(port) as (reader, writer):
+            for _ in range(4):
+                await in_pieces(writer, LONG, *cuts)
+                found.append(await reply_of(reader))
+        return found
+
+    found = bench.runner.run(asyncio.wait_for(run(), 30))
+
+    assert [comparable(reply) for reply in found] == [comparable(expected)] * 4
+    assert bench.spy.taken == 2
+    assert (Counting.asked, Counting.answered) == (4, 4)
+    assert settled(bench)
+    assert bench.app.runtime.intake._held == 0
+
+
+@pytest.mark.parametrize("how", ["late", "stopped", "with another", "wrong"])
+def test_a_body_that_is_waited_for_may_yet_take_the_ordinary_way(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, how: str
+):
+    """When it does not come in time, which has its own deadline there; and then it counts as one request still."""
+    bench.replies(PLAIN, PLAIN)
+    monkeypatch.setattr(Counting, "asked", 0)
+    if how == "late":
+        monkeypatch.setattr("service.http.HEADER_TIMEOUT_S", 0.05)
+    rest = {"with another": PLAIN[-10:] + PLAIN, "wrong": b"x" * 10}.get(how, PLAIN[-10:])
+
+    async def run() -> list[Any]:
+        async with bench.listening(Counting) as (port, state), dialled(port) as (reader, writer):
+            await in_pieces(writer, PLAIN[:-10])
+            (connection,) = state.connections
+            assert connection._coming is not None
+            if how == "late":
+                await asyncio.sleep(0.2)
+                assert connection._coming is None
+                assert bench.metric("requests_in_progress") == 1
+            elif how == "stopped":
+                connection.shutdown()
+            writer.write(rest)
+            return [await reply_of(reader) for _ in range(1 + (how == "with another"))]
+
+    found = bench.runner.run(asyncio.wait_for(run(), 30))
+
+    assert {line for line, _, _ in found} == {"HTTP/1.1 400 Bad Request" if how == "wrong" else "HTTP/1.1 200 OK"}
+    assert (found[0][1].get("connection") == "close") is (how == "stopped")
+    assert bench.spy.taken == 0
+    assert Counting.asked == len(found)
+    assert settled(bench)
+    assert bench.app.runtime.intake._held == 0
+
+
+def test_who_leaves_before_the_body_has_come_leaves_nothing_behind(bench: Bench):
     bench.replies(PLAIN, PLAIN)
 
-    async def run() -> Any:
-        async with bench.listening() as (port, _), dialled(port) as (reader, writer):
-            for piece in (PLAIN[:-10], PLAIN[-10:]):
-                writer.write(piece)
-                await asyncio.sleep(0.02)
-            return await reply_of(reader)
+    async def run() -> None:
+        async with bench.listening() as (port, state):
+            async with dialled(port) as (_, writer):
+                await in_pieces(writer, PLAIN[:-10])
+                assert bench.app.runtime.intake._held == len(ROWS)
+            while state.connections:
+                await asyncio.sleep(0.01)
 
-    assert bench.runner.run(run())[0] == "HTTP/1.1 200 OK"
-    assert bench.spy.taken == 0
+    bench.runner.run(asyncio.wait_for(run(), 30))
+
+    assert bench.app.runtime.intake._held == 0
+    assert settled(bench)
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_long_answer_counts_until_it_has_been_taken_or_the_client_has_left(bench: Bench, taken: bool):
+    rows = 300
+    sent = request(LESSON, safetensors_file({"inputs": np.zeros((rows, 5), np.float32)}), Content_Type=SAFETENSORS)
+    bench.replies(sent, sent)
+
+    async def run() -> None:
+        async with bench.listening() as (port, state):
+            with socket.socket() as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+                client.connect(("127.0.0.1", port))
+                while not state.connections:
+                    await asyncio.sleep(0.01)
+                (connection,) = state.connections
+                connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+                client.setblocking(False)
+                await asyncio.get_running_loop().sock_sendall(client, sent)
+                while not bench.spy.taken or connection._straight is not None:
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(0.05)
+                assert bench.metric("inflight_bytes") > rows * rows * 4
+                received = 0
+                while taken and received < rows * rows * 4:
+                    received += len(await asyncio.get_running_loop().sock_recv(client, 1 << 16))
+            while bench.metric("inflight_bytes") or state.connections:
+                await asyncio.sleep(0.01)
+
+    bench.runner.run(asyncio.wait_for(run(), 30))
+
+    assert bench.spy.taken == 1
+    assert settled(bench)
 
 
 def test_keys_are_looked_at_each_time_and_rates_by_the_ordinary_way(bench: Bench, monkeypatch: pytest.MonkeyPatch):
