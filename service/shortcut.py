@@ -154,7 +154,7 @@ class Shortcut:
             prepared = inference.prepare(body)
         except Exception:  # noqa: BLE001 - it is raised again on the ordinary way
             return None
-        if prepared.size - len(body) > inference.call.at_once:
+        if not inference.writes_at_once(prepared, len(body)):
             known.large = True
             return None
         straight = Straight(runtime, known, exchange, inference, reply)

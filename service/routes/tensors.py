@@ -36,6 +36,9 @@ LONG_BODY = 1 << 20
 LONG_TEXT = 1 << 12
 """The same of bodies that hold text: to make tokens of it takes longer."""
 
+TEXT_AT_ONCE, BINARY_AT_ONCE = 1 << 14, 1 << 19
+"""See `Call.most_at_once`: of text, and of what is only copied."""
+
 WATCH_AFTER_S = 5e-3
 """A watcher costs about as much as a small request, and most have their verdicts by then."""
 
@@ -89,12 +92,10 @@ class Call(ABC):
     Attributes:
         codings: content codings that their bodies may have.
         plain_from: bytes from which a body is read by `read_plain` first.
-        at_once: bytes of tensors up to which an answer is written, and compressed, in well under 1 ms.
     """
 
     codings: Sequence[str] = CODINGS
     plain_from: float = math.inf
-    at_once: int = 1 << 14
 
     def statistics(self) -> Statistics | None:
         """Of the model that is asked for, as soon as that is known; None where it has none."""
@@ -119,6 +120,10 @@ class Call(ABC):
     def timeout_s(self, request: Any) -> float:
         """How long its sender waits, by what `read` made, s."""
         return math.inf
+
+    def most_at_once(self, request: Any) -> int:
+        """Bytes of tensors up to which the answer to what `read` made takes well under 1 ms to write and compress."""
+        return TEXT_AT_ONCE
 
     @abstractmethod
     def write(self, request: Any, output: AttentionOutput) -> Written:
@@ -164,6 +169,10 @@ class Inference:
         request = await lane.run(partial(self.call.read_plain, body)) if plain else None
         self._request = await asyncio.to_thread(self.call.read, body) if request is None else request
         return self.call.prepare(self._request, len(body))
+
+    def writes_at_once(self, prepared: Prepared, bytes_in: int) -> bool:
+        """Whether its answer is short enough to be written by whoever finds that it has been computed."""
+        return prepared.size - bytes_in <= self.call.most_at_once(self._request)
 
     def queue(self, prepared: Prepared) -> Ticket:
         """Queue it; errors as in `LocalEngine.queue`."""
@@ -390,8 +399,6 @@ class _Negotiated(Call):
         self._route, self._engine, self._query = route, engine, query
         self._decoder, self._encoder, self._accept_encoding = decoder, encoder, accept_encoding
         self.plain_from = decoder.plain_from
-        if encoder.media_type != "application/json":
-            self.at_once = 1 << 19  # it is copied, no more
 
     def is_long(self, body: bytes) -> bool:
         return len(body) >= min(self._route.long_from, self.plain_from)
@@ -411,6 +418,9 @@ class _Negotiated(Call):
 
     def prepare(self, request: Any, bytes_in: int) -> Prepared:
         return self._route.check(request, self._engine, bytes_in)
+
+    def most_at_once(self, request: Any) -> int:
+        return TEXT_AT_ONCE if self._encoder.media_type == "application/json" else BINARY_AT_ONCE
 
     def write(self, request: Any, output: AttentionOutput) -> Written:
         media_type = self._encoder.media_type

@@ -22,7 +22,7 @@ from service.batcher import Batcher
 from service.codecs import DECODERS, ENCODERS
 from service.errors import QueueFull
 from service.http import Protocol
-from service.routes.tensors import LONG_TEXT, Call
+from service.routes.tensors import LONG_TEXT, TEXT_AT_ONCE
 from service.settings import Settings
 from service.shortcut import MOST_BODY, MOST_HEADS, MOST_SEEN, Shortcut
 from tests.encoders import draw_weights, make_spec, word_pieces
@@ -94,7 +94,7 @@ UNUSUAL = {
     "unknown": request("/v1/nothing", ROWS),
     "a long head": request(LESSON, ROWS, X_Long="x" * 4_000),
     "a long body": request(LESSON, ROWS + b" " * MOST_BODY),
-    "a long answer": request(LESSON, safetensors_file({"inputs": np.zeros((Call.at_once // 256, 5), np.float32)}),
+    "a long answer": request(LESSON, safetensors_file({"inputs": np.zeros((TEXT_AT_ONCE // 256, 5), np.float32)}),
                              Content_Type=SAFETENSORS, Accept="application/json"),
     "a long text": request("/v1/text/attention?model=tiny&layers=0", b'{"text": "the"}'.ljust(LONG_TEXT)),
     "a long text, v2": infer("tiny", V2_TEXT, size=LONG_TEXT),
@@ -527,6 +527,36 @@ def test_who_asks_for_long_answers_is_not_read_twice_each_time(bench: Bench, mon
     bench.replies(*[sent] * 6)
 
     assert len(read) == 7, "only of the first that was tried it had to be found out"
+
+
+ONE_BINARY = [{"name": "outputs", "parameters": {"binary_data": True}}, {"name": "weights"}]
+WIDE = [("inputs", "FP32", [1, 100, 5], [0.5] * 500)]
+
+
+@pytest.mark.parametrize(
+    ("sent", "taken"),
+    [
+        (request(LESSON, safetensors_file({"inputs": np.zeros((100, 5), np.float32)}), Content_Type=SAFETENSORS), True),
+        (infer("lesson", *WIDE, parameters={"binary_data_output": True}), True),
+        (infer("lesson", *WIDE), False),
+        (infer("lesson", *WIDE, outputs=ONE_BINARY), False),
+    ],
+)  # fmt: skip
+def test_what_is_only_copied_may_be_longer_than_what_is_written_out(bench: Bench, sent: bytes, taken: bool):
+    (expected,) = bench.replies(sent, protocol=Ordinary)
+
+    found = bench.replies(sent, sent, sent)
+
+    assert [comparable(reply) for reply in found] == [comparable(expected)] * 3
+    assert bench.spy.taken == taken
+
+
+def test_an_answer_that_is_to_be_compressed_is_not_only_copied(bench: Bench):
+    sent = infer("lesson", *WIDE, parameters={"binary_data_output": True})
+    sent = sent.replace(b"Host: x", b"Host: x\r\nAccept-Encoding: gzip")
+
+    assert {headers["content-encoding"] for _, headers, _ in bench.replies(sent, sent, sent)} == {"gzip"}
+    assert bench.spy.taken == 0
 
 
 def test_a_draining_service_refuses_by_the_ordinary_way(bench: Bench, monkeypatch: pytest.MonkeyPatch):
