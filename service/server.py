@@ -14,6 +14,7 @@ from models.errors import AttentionError
 from service.app import Service, create_app
 from service.http import Protocol
 from service.listen import bind, url_of
+from service.runtime import spare_collector
 from service.settings import Settings
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ async def _announce(app: Service, on_ready: Callable[[], None]) -> None:
     while not app.runtime.started:
         await asyncio.sleep(0.01)
     await app.runtime.loaded()
+    spare_collector()
     if not app.runtime.obstacle():
         on_ready()
 

@@ -9,7 +9,7 @@ from typing import Any
 from service.cores import Cores
 from service.errors import Unavailable
 from service.peers import Answer
-from service.runtime import Runtime
+from service.runtime import Runtime, spare_collector
 from service.workers.channel import Channel, Failed, Gone
 
 SPEAK_EVERY_S = 0.5
@@ -63,6 +63,7 @@ class RemotePeers:
 async def speak(channel: Channel, runtime: Runtime) -> None:
     """Tell the supervisor how this process is: when its models have been loaded, and every now and then."""
     loading = asyncio.ensure_future(runtime.loaded())
+    loading.add_done_callback(lambda _: spare_collector())
     while True:
         channel.tell("state", {"loaded": loading.done(), "ready": not runtime.own_obstacle()})
         if loading.done():
