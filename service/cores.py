@@ -1,8 +1,7 @@
 """How many cores compute, over all worker processes of a service: who would help with a long sequence looks first."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Self
 
 
 class Cores:
@@ -31,14 +30,15 @@ class Cores:
         """On how many cores nothing computes."""
         return max(0, self.total - sum(self._counts))
 
-    @contextmanager
-    def computing(self) -> Iterator[None]:
-        """Take a core, whether or not one is idle."""
+    def computing(self) -> Self:
+        """A context in which a core is taken, whether or not one is idle."""
+        return self
+
+    def __enter__(self) -> None:
         self._add(1)
-        try:
-            yield
-        finally:
-            self._add(-1)
+
+    def __exit__(self, *_: object) -> None:
+        self._add(-1)
 
     def _add(self, change: int) -> None:
         with self._lock:
