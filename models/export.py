@@ -3,6 +3,7 @@
 import logging
 import warnings
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import onnx
@@ -34,6 +35,9 @@ AXES: dict[str, list[str | None]] = {
 }
 """Names of the symbolic axes; None stays as exported. `bias_heads` is 1 or the model's heads."""
 
+
+SLIP = "AST constructor recursion depth mismatch"
+"""What Python 3.11 now and then says of right source (python/cpython#106905); the next time it does not."""
 
 MAX_BYTES = (1 << 31) - (1 << 20)
 """What the numbers of one graph may take: a protobuf message holds less than 2 GiB."""
@@ -116,7 +120,8 @@ def to_onnx(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            program = torch.onnx.export(
+            export = partial(
+                torch.onnx.export,
                 module.eval(),
                 tuple(args.values()),
                 dynamo=True,
@@ -126,6 +131,12 @@ def to_onnx(
                 opset_version=OPSET,
                 verbose=False,
             )
+            try:
+                program = export()
+            except Exception as error:
+                if SLIP not in str(error):
+                    raise
+                program = export()
     except Exception as error:  # the exporter raises whatever its layers raise
         raise ArtifactError(f"torch could not export the layer: {type(error).__name__}: {error}") from error
     finally:

@@ -254,7 +254,13 @@ class Inference:
 
 
 class TensorEndpoint(ABC):
-    """Read, queue, write. Every rule lives in one of those three, or in `call`."""
+    """Read, queue, write. Every rule lives in one of those three, or in `call`.
+
+    Attributes:
+        most_sent: bytes of an answer that are sent at a time.
+    """
+
+    most_sent = MOST_SENT
 
     def __init__(self, runtime: Runtime) -> None:
         """Serve with the parts of `runtime`."""
@@ -300,7 +306,7 @@ class TensorEndpoint(ABC):
             headers = inference.head(written, sum(map(len, pieces)))
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             inference.answering()
-            await _send(pieces, send)
+            await _send(pieces, send, self.most_sent)
             inference.answered()
 
 
@@ -440,9 +446,9 @@ class _Negotiated(Call):
             return self._encoder.pieces(output, team)
 
 
-async def _send(pieces: list[Piece], send: Send) -> None:
+async def _send(pieces: list[Piece], send: Send, most: int) -> None:
     """Send a body. Of a long one, a piece is let go of as soon as it has been taken."""
-    pieces[:] = [part for piece in reversed(pieces) for part in _parts(piece)]  # the caller holds none either
+    pieces[:] = [part for piece in reversed(pieces) for part in _parts(piece, most)]  # the caller holds none either
     while len(pieces) > 1:
         try:
             async with asyncio.timeout(TAKE_TIMEOUT_S):
@@ -453,12 +459,12 @@ async def _send(pieces: list[Piece], send: Send) -> None:
     await send({"type": "http.response.body", "body": pieces.pop()})
 
 
-def _parts(piece: Piece) -> Sequence[Piece]:
+def _parts(piece: Piece, most: int) -> Sequence[Piece]:
     """A piece, cut to what the event loop has time for, the last part first."""
-    if len(piece) <= MOST_SENT:
+    if len(piece) <= most:
         return [piece]
     whole = memoryview(piece)
-    return [whole[i : i + MOST_SENT] for i in range(0, len(whole), MOST_SENT)][::-1]
+    return [whole[i : i + most] for i in range(0, len(whole), most)][::-1]
 
 
 async def _verdicts(inference: Inference, receive: Receive) -> Verdicts:

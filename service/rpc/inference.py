@@ -1,6 +1,7 @@
 """`inference.GRPCInferenceService`: each method by what serves its twin under `/v2`."""
 
 import asyncio
+import sys
 from typing import Any
 
 import grpc
@@ -104,6 +105,8 @@ class _Infer(InferCall):
 
 
 class _Endpoint(TensorEndpoint):
+    most_sent = sys.maxsize  # gRPC takes a message whole
+
     def call(self, exchange: Exchange, scope: Scope, engine: LocalEngine) -> Call:
         return _Infer(engine)
 
