@@ -22,7 +22,7 @@ HEADER_TIMEOUT_S = 20.0
 """Longest time a client may take to send the headers of a request it has begun, or its first one."""
 
 JOINED = 1 << 14
-"""Bytes of a body up to which it is written with its head as one: to copy them costs less than to write two."""
+"""Bytes of a body up to which it is joined with its head; longer ones are not copied."""
 
 KEEP_ALIVE_S = 75.0
 """Idle connections are kept this long: longer than the pools of usual clients and proxies, which close at 60 s."""
@@ -185,17 +185,17 @@ class Protocol(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """The server stops: close the connection, once what was asked is answered."""
-        if self._coming is not None:
-            self._give_up()
+        self._give_up()
         if self._straight is None:
             super().shutdown()
         else:
             self._closes = True
 
     def _give_up(self) -> None:
-        """Let a request whose body is waited for take the ordinary way, which has a deadline for it."""
-        _, pieces = self._arrived()
-        super().data_received(b"".join(pieces))
+        """Let a request whose body is waited for, if there is one, take the ordinary way, which has a deadline for it."""
+        known, pieces = self._arrived()
+        if known is not None:
+            super().data_received(b"".join(pieces))
 
     def on_asked(self) -> None:
         """A request has begun to come."""
@@ -294,8 +294,8 @@ class Protocol(HttpToolsProtocol):
     def _look(self) -> None:
         """Close the connection if what is waited for has not come in time; one timer serves every wait."""
         now = self.loop.time()
-        if now >= self._due and self._coming is not None:
-            self._give_up()
+        if now >= self._due:
+            self._give_up()  # then there is more time
         if now >= self._due:
             if not self.transport.is_closing():
                 self.transport.close()

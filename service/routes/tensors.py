@@ -43,7 +43,7 @@ WATCH_AFTER_S = 5e-3
 """A watcher costs about as much as a small request, and most have their verdicts by then."""
 
 MOST_SENT = 1 << 19
-"""Bytes of an answer that are sent at a time, which takes 0.2 ms: whatever else there is to do has its turn then."""
+"""Bytes of an answer that are sent at a time: whatever else there is to do has its turn then."""
 
 TAKE_TIMEOUT_S = 30.0
 """How long a client may take nothing of a long answer: until it has all of it, it counts as a request in flight."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from functools import partial
 from typing import Any
 
@@ -36,16 +35,25 @@ def test_the_event_loop_goes_on():
 
 
 def test_one_work_is_done_before_the_next_begins():
-    lane, seen = Lane(), []
+    """In one thread: another, if there were one, would have begun with the second, as the first waits for the third."""
+    lane, seen, threads, all_asked = Lane(), [], set(), threading.Event()
 
     def work(name: str) -> str:
         seen.append(f"{name} begins")
-        time.sleep(0.01)  # in which another thread, if there were one, would begin
+        threads.add(threading.get_ident())
+        assert all_asked.wait(30)
         seen.append(f"{name} ends")
         return name
 
-    assert run(*(lane.run(partial(work, name)) for name in "abc")) == ["a", "b", "c"]
+    async def together() -> list[str]:
+        asked = [asyncio.ensure_future(lane.run(partial(work, name))) for name in "abc"]
+        await asyncio.sleep(0)  # each has handed over its work
+        all_asked.set()
+        return await asyncio.gather(*asked)
+
+    assert asyncio.run(together()) == ["a", "b", "c"]
     assert seen == [f"{name} {what}" for name in "abc" for what in ("begins", "ends")]
+    assert len(threads) == 1
 
 
 def test_an_error_is_that_of_the_work():
