@@ -192,7 +192,7 @@ class Protocol(HttpToolsProtocol):
             self._closes = True
 
     def _give_up(self) -> None:
-        """Let a request whose body is waited for, if there is one, take the ordinary way, which has a deadline for it."""
+        """Let the request whose body is waited for, if any, take the ordinary way, which has a deadline for it."""
         known, pieces = self._arrived()
         if known is not None:
             super().data_received(b"".join(pieces))
