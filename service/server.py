@@ -12,6 +12,7 @@ import uvicorn
 
 from models.errors import AttentionError
 from service.app import Service, create_app
+from service.descriptors import make_room
 from service.http import Protocol
 from service.listen import bind, url_of
 from service.runtime import spare_collector
@@ -50,6 +51,7 @@ def serve(settings: Settings, on_ready: Callable[[str, str], None]) -> None:
     Raises:
         ConfigurationError: if it cannot start as configured.
     """
+    make_room()
     listener = bind(settings)
     url = url_of(listener, settings)
     fatal: list[AttentionError] = []

@@ -7,7 +7,6 @@ of what is served.
 
 import asyncio
 import logging
-import resource
 import signal
 import socket
 import sys
@@ -15,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from service.descriptors import make_room
 from service.devices import available_cores
 from service.errors import ConfigurationError
 from service.exposition import Family, departed
@@ -125,7 +125,7 @@ class Supervisor:
 
     async def run(self, on_ready: Callable[[str, str], None]) -> None:
         """Serve until a signal; `on_ready` as in `serve`."""
-        _allow_descriptors()
+        make_room()
         loop = asyncio.get_running_loop()
         if self._settings.grpc_port is not None:
             self._rpc = reserve(self._settings, self._settings.grpc_port)
@@ -427,9 +427,3 @@ async def _any_of(*events: asyncio.Event) -> None:
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
         wait.cancel()
-
-
-def _allow_descriptors() -> None:
-    """Each connection takes a descriptor here and one in its worker: use what the system allows."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

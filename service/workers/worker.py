@@ -11,6 +11,7 @@ from models.errors import AttentionError
 from service import logs
 from service.app import Service, create_app
 from service.cores import Cores
+from service.descriptors import make_room
 from service.http import Protocol
 from service.metrics import Metrics
 from service.remote.engine import Remote
@@ -160,6 +161,7 @@ class Link:
 
 async def work(control: socket.socket, link: socket.socket, states: States) -> None:
     """Serve until the supervisor says stop, or ends."""
+    make_room()
     channel = await Channel.opened(control)
     hello = (await channel.receive())["argument"]
     settings = Settings(**hello["settings"])
