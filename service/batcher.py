@@ -11,6 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from models.errors import AttentionError
@@ -91,6 +92,30 @@ class Limits:
     batch_sequences: int
 
 
+Waiter = Callable[[], "Callable[[], object] | None"]
+"""Is called when a request is done; what it gives back, when those of all other requests of its batch have been too."""
+
+
+def tell(waiters: Sequence[Waiter]) -> None:
+    """Call those who wait, and then what they gave back.
+
+    What sends an answer belongs into the second: each that leaves wakes its client, which wants the core that the other
+    answers are to be written on.
+    """
+    later: list[Callable[[], object]] = []
+    for waiter in waiters:
+        try:
+            if (rest := waiter()) is not None:
+                later.append(rest)
+        except Exception:
+            log.exception("a waiter failed")
+    for rest in later:
+        try:
+            rest()
+        except Exception:
+            log.exception("a waiter failed")
+
+
 @dataclass(slots=True, eq=False)
 class Ticket:
     """An accepted request.
@@ -120,20 +145,20 @@ class Ticket:
     remaining: int = 0
     ended: bool = False
     held: bool = True
-    waiter: Callable[[], object] | None = None
+    waiter: Waiter | None = None
 
-    def when_done(self, waiter: Callable[[], object]) -> None:
-        """Call `waiter` when the future is done, once and from the event loop.
+    def when_done(self, waiter: Waiter) -> None:
+        """Call `waiter` when the future is done, once and from the event loop; see `tell`.
 
         Those of one batch are called in one go. A future's own callbacks are each a turn of the event loop's away,
         which costs about as much as to write a small answer.
         """
         if self.future.done():
-            self.future.get_loop().call_soon(waiter)
+            self.future.get_loop().call_soon(tell, (waiter,))
         else:
             self.waiter = waiter
 
-    def taken_waiter(self) -> Callable[[], object] | None:
+    def taken_waiter(self) -> Waiter | None:
         """What is to be called now, if anything. It is not held here any more, as it may hold the ticket: a circle."""
         waiter, self.waiter = self.waiter, None
         return waiter
@@ -175,11 +200,12 @@ class Batcher:
         self._free = slots.count
         self._draining = False
         self._soon: Timer | None = None
+        self._seen = 0  # small requests that waited a turn of the event loop ago, if more were to join them
         self._overdue: Timer | None = None
         self._watched = math.inf  # the first deadline there is a timer for
         self._watcher: Timer | None = None
         self._running: dict[Run, list[_Pending]] = {}
-        self._waiters: list[Callable[[], object]] = []  # of requests that have been computed
+        self._waiters: list[Waiter] = []  # of requests that have been computed
         self._tickets: set[Ticket] = set()
         self._sequences = self._tokens = self._bytes = 0
         self._token_seconds = 0.0
@@ -256,7 +282,7 @@ class Batcher:
             ticket.future.set_exception(error)
             ticket.future.exception()  # whoever abandoned the request will not ask for it
         if (waiter := ticket.taken_waiter()) is not None:
-            self._clock.call_soon(waiter)
+            self._clock.call_soon(partial(tell, (waiter,)))
         if isinstance(error, ClientGone):
             self._metrics.cancelled.inc()
         elif isinstance(error, DeadlineExceeded):
@@ -362,9 +388,24 @@ class Batcher:
         self._soon = None
         small = self._first(self._small)
         if small is not None and self._takes_a_moment(small):
+            if self._more_come(small):
+                self._soon = self._clock.call_soon(self._compute_soon)
+                return
             self._compute_here(small)
         self._dispatch()
         self._tell()
+
+    def _more_come(self, oldest: _Pending) -> bool:
+        """Whether what comes in another turn is to join those that wait: there are several, and more than a turn ago.
+
+        A batch costs as much beside its computation as several requests do. But the oldest does not wait for long.
+        """
+        seen, self._seen = self._seen, len(self._small)
+        waited_s = self._clock.time() - oldest.ticket.submitted
+        more = max(seen, 1) < self._seen < self._limits.batch_sequences and waited_s < MOST_HERE_S
+        if not more:
+            self._seen = 0
+        return more
 
     def _compute_overdue(self) -> None:
         """No slot may have become free for a while: then small requests do without."""
@@ -423,11 +464,7 @@ class Batcher:
     def _tell(self) -> None:
         """Call those who wait for what has been computed, now that what comes next is under way."""
         waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            try:
-                waiter()
-            except Exception:
-                log.exception("a waiter failed")
+        tell(waiters)
 
     def _conclude(self, run: Run) -> None:
         """Deliver what a run made. Must not fail, so each waiter is guarded by itself."""

@@ -12,6 +12,7 @@ ways: `Exchange`, `Access`, `Call`, `Inference`, the queue and `problem_answer`.
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from models.errors import AttentionError
 from service.access import guarded
@@ -36,6 +37,9 @@ MOST_HEADS = 256
 
 MOST_SEEN = 4_096
 """Heads of which it is remembered that they came once: most that differ from all others never come again."""
+
+TOGETHER = 1 << 14
+"""Bytes of an answer up to which it leaves when all of its batch have been written."""
 
 Reply = Callable[[int, Headers, bytes], bool]
 """Writes an answer: status, headers, body. Whether all of it has been taken; else `Straight.left` is called later."""
@@ -185,12 +189,12 @@ class Straight:
         self._gone = True
         self._inference.cancel("the client left before its answer")
 
-    def answer(self) -> None:
-        """The queue has its verdicts, or an error."""
+    def answer(self) -> Callable[[], None] | None:
+        """The queue has its verdicts, or an error; what sends a short answer is given back, see `batcher.tell`."""
         future = self._inference.submission.ticket.future
         if (error := future.exception()) is not None:  # not raised: it would hold this frame, and that the future
             self.fail(error)
-            return
+            return None
         inference = self._inference
         try:
             inference.computed()
@@ -201,10 +205,17 @@ class Straight:
             headers = inference.head(written, len(body))
         except Exception as fault:  # noqa: BLE001 - it is answered, and logged if nobody foresaw it
             self.fail(fault)
-            return
-        inference.answering()
+            return None
+        if len(body) < TOGETHER:
+            return partial(self._succeed, headers, body)
+        self._succeed(headers, body)
+        return None
+
+    def _succeed(self, headers: Headers, body: bytes) -> None:
+        """It has been written: send it."""
+        self._inference.answering()
         taken = self._send(200, headers, body)
-        inference.answered()
+        self._inference.answered()
         if taken:
             self.left()
 

@@ -1,7 +1,7 @@
 """What a codec is, and the checks that every one of them owes the queue.
 
 bytes ──decode──> AttentionInput: finite float32, shapes consistent. AttentionOutput ──encode──> bytes. Pure: no
-clock, no I/Chosen.
+clock, no I/O.
 """
 
 import difflib

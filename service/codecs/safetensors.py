@@ -97,7 +97,10 @@ class SafetensorsCodec(ReadsAtOnce):
     def encode(self, output: AttentionOutput) -> bytes:
         """See `Encoder.encode`. What is not a tensor stands in `__metadata__`, as JSON strings."""
         head, tensors = _laid_out(output)
-        return b"".join([head, *[np.ascontiguousarray(array).data for array in tensors]])
+        try:
+            return b"".join([head, *[array.data for array in tensors]])
+        except TypeError:  # `join` takes none that is not in C order
+            return b"".join([head, *[np.ascontiguousarray(array).data for array in tensors]])
 
     def pieces(self, output: AttentionOutput, team: Team = ALONE) -> list[Piece]:
         """See `Encoder.pieces`."""
@@ -145,42 +148,42 @@ def _plan(head: bytes, size: int, query: str) -> _Plan | None:
 
 def _laid_out(output: AttentionOutput) -> tuple[bytes, list[Array]]:
     """What comes before the tensors, and those in their order."""
-    # Wide numbers first, as the format's own library writes them: each then starts at a multiple of its width.
-    tensors = sorted(flat_tensors(output).items(), key=_width, reverse=True)
-    layout = tuple([(name, array.dtype.num, array.shape) for name, array in tensors])
+    tensors = flat_tensors(output)
+    layout = tuple([(name, array.dtype.num, array.shape) for name, array in tensors.items()])
     if output.tokens is None and not any(output.fully_masked_rows):
-        head = _plain_head(layout, output.model, output.backend)
+        head, order = _plain_head(layout, output.model, output.backend)
     else:
-        head = _head(layout, metadata(output))
-    return head, [array for _, array in tensors]
-
-
-def _width(tensor: tuple[str, Array]) -> int:
-    return tensor[1].itemsize
+        head, order = _head(layout, metadata(output))
+    return head, [tensors[name] for name in order]
 
 
 Layout = tuple[tuple[str, int, tuple[int, ...]], ...]
 """Of each tensor its name, NumPy's number of its dtype, and its shape."""
 
+Head = tuple[bytes, list[str]]
+"""What comes before the tensors, and their names in the order in which they come."""
+
 
 @lru_cache(maxsize=256)
-def _plain_head(layout: Layout, model: tuple[str, str], backend: BackendInfo) -> bytes:
+def _plain_head(layout: Layout, model: tuple[str, str], backend: BackendInfo) -> Head:
     """The same for callers who ask for the same again and again; nothing stands in it but where answers come from."""
     return _head(layout, origin(model, backend))
 
 
-def _head(layout: Layout, told: Mapping[str, Any]) -> bytes:
+def _head(layout: Layout, told: Mapping[str, Any]) -> Head:
     """The length and the header of a file of these tensors, with what is told beside them, as JSON."""
     header: dict[str, Any] = {"__metadata__": {name: orjson.dumps(value).decode() for name, value in told.items()}}
     offset = 0
-    for name, number, shape in layout:
+    # Wide numbers first, as the format's own library writes them: each then starts at a multiple of its width.
+    ordered = sorted(layout, key=lambda tensor: NAMES[tensor[1]][1], reverse=True)
+    for name, number, shape in ordered:
         letters, width = NAMES[number]
         end = offset + math.prod(shape) * width
         header[name] = {"dtype": letters, "shape": shape, "data_offsets": (offset, end)}
         offset = end
     text = orjson.dumps(header)
     text += b" " * (-len(text) % 8)
-    return LENGTH.pack(len(text)) + text
+    return LENGTH.pack(len(text)) + text, [name for name, _, _ in ordered]
 
 
 MOST_REMEMBERED = 1_024

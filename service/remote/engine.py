@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from models.errors import AttentionError
 from models.types import Array
-from service.batcher import Limits, Ticket
+from service.batcher import Limits, Ticket, Waiter, tell
 from service.catalog import Catalog, Loaded
 from service.engine import LocalEngine, Prepared, Submission, Tokenised
 from service.errors import ClientGone, Draining, EngineLost, QueueFull
@@ -42,9 +42,9 @@ class RemoteTicket(Ticket):
 
     number: int = 0
 
-    def when_done(self, waiter: Callable[[], object]) -> None:
+    def when_done(self, waiter: Waiter) -> None:
         """See `Ticket.when_done`; answers come one by one from there."""
-        self.future.add_done_callback(lambda _: waiter())
+        self.future.add_done_callback(lambda _: tell((waiter,)))
 
 
 class Line(Protocol):

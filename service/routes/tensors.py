@@ -317,9 +317,9 @@ def deadline_of(exchange: Exchange, settings: Settings) -> float:
         InvalidOption: if the header that says so does not.
     """
     most = settings.request_timeout_ms
-    asked = exchange.header(TIMEOUT_HEADER)
-    if not asked:
+    if not exchange.headers.get(TIMEOUT_HEADER):
         return min(exchange.deadline, exchange.arrived + most / 1e3)
+    asked = exchange.header(TIMEOUT_HEADER)
     if not asked.isdecimal() or not 0 < len(asked) <= 12 or int(asked) == 0:
         raise InvalidOption(f"X-Request-Timeout-Ms: expected whole milliseconds above 0, got {asked!r}")
     return min(exchange.deadline, exchange.arrived + min(int(asked), most) / 1e3)
@@ -405,6 +405,8 @@ class _Negotiated(Call):
         self._route, self._engine, self._query = route, engine, query
         self._decoder, self._encoder, self._accept_encoding = decoder, encoder, accept_encoding
         self.plain_from = decoder.plain_from
+        self._is_text = encoder.media_type == "application/json"
+        self._headers = [(b"content-type", encoder.media_type.encode()), (b"vary", b"accept, accept-encoding")]
 
     def is_long(self, body: bytes) -> bool:
         return len(body) >= min(self._route.long_from, self.plain_from)
@@ -426,20 +428,13 @@ class _Negotiated(Call):
         return self._route.check(request, self._engine, bytes_in)
 
     def most_at_once(self, request: Any) -> int:
-        return TEXT_AT_ONCE if self._encoder.media_type == "application/json" else BINARY_AT_ONCE
+        return TEXT_AT_ONCE if self._is_text else BINARY_AT_ONCE
 
     def write(self, request: Any, output: AttentionOutput) -> Written:
-        media_type = self._encoder.media_type
         is_long = output.nbytes >= self._encoder.long_answer
         content = partial(self._pieces, output) if is_long else self._encoder.encode(output)
-        worth_it = media_type == "application/json" and (
-            not isinstance(content, bytes) or len(content) >= WORTH_COMPRESSING
-        )
-        return Written(
-            content,
-            [(b"content-type", media_type.encode()), (b"vary", b"accept, accept-encoding")],
-            answer_coding(self._accept_encoding) if worth_it else "",
-        )
+        worth_it = self._is_text and (not isinstance(content, bytes) or len(content) >= WORTH_COMPRESSING)
+        return Written(content, self._headers, answer_coding(self._accept_encoding) if worth_it else "")
 
     def _pieces(self, output: AttentionOutput) -> list[Piece]:
         with self._engine.team() as team:

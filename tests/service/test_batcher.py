@@ -31,7 +31,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from models.errors import InvalidInput, NumericOverflow
 from service import slots as slots_module
-from service.batcher import HERE_S, MOST_HERE_S, Batcher, Limits, LoopClock, Ticket
+from service.batcher import HERE_S, MOST_HERE_S, Batcher, Limits, LoopClock, Ticket, tell
 from service.cores import Cores
 from service.errors import BackendFailed, ClientGone, ConfigurationError, DeadlineExceeded, Draining, QueueFull
 from service.lane import ALONE
@@ -917,6 +917,29 @@ async def test_those_who_wait_for_a_batch_are_called_in_one_go_and_one_that_fail
     assert answer_of(later) == [5]
 
 
+def test_what_waiters_give_back_is_called_when_all_of_them_have_been(caplog):
+    called = []
+
+    def waiter(name, *, fails=False, fails_later=False):
+        def rest():
+            called.append(f"the rest of {name}")
+            if fails_later:
+                raise ValueError(name)
+
+        def wait():
+            called.append(name)
+            if fails:
+                raise ValueError(name)
+            return None if name == "b" else rest
+
+        return wait
+
+    tell([waiter("a", fails_later=True), waiter("b"), waiter("c", fails=True), waiter("d")])
+
+    assert called == ["a", "b", "c", "d", "the rest of a", "the rest of d"]
+    assert caplog.messages == ["a waiter failed"] * 2
+
+
 @pytest.mark.parametrize("how", ["cancel", "expire", "close", "answer"])
 @pytest.mark.parametrize("late", [False, True])
 async def test_who_waits_is_called_once_whatever_ends_the_request(how, late, no_garbage_collector):
@@ -1140,6 +1163,47 @@ async def test_small_work_that_came_together_is_computed_together():
 
     assert bench.slots.numbers == [[1, 2, 3], [4]]
     assert [answer_of(ticket) for ticket in (*tickets, late)] == [[1], [2], [3], [4]]
+
+
+async def test_several_that_wait_take_in_what_comes_meanwhile_as_long_as_something_does():
+    """A batch costs as much beside its computation as a few requests; a lone request is not kept waiting for any."""
+    bench, runner = Bench(), FakeRunner()
+    small(bench, *range(1, 7), cost=HERE_S / 10)
+
+    def comes(number, *others):
+        """One comes between two turns of the event loop, and the others behind it, each a turn later."""
+
+        def come():
+            bench.submit(unit(number, runner))
+            if others:
+                comes(*others)
+
+        bench.clock.call_soon(come)
+
+    bench.submit(unit(1, runner))
+    bench.submit(unit(2, runner))
+    comes(3, 4)
+    bench.clock.advance(0)
+    bench.submit(unit(5, runner))
+    comes(6)
+    bench.clock.advance(0)
+
+    assert bench.slots.numbers == [[1, 2, 3, 4], [5], [6]]
+
+
+@pytest.mark.parametrize("why", ["a full batch", "the oldest has waited for long"])
+async def test_what_comes_meanwhile_is_not_waited_for_without_end(why):
+    bench, runner = Bench(batch_sequences=2 if why == "a full batch" else 64), FakeRunner()
+    small(bench, 1, 2, 3, cost=HERE_S / 10)
+
+    bench.submit(unit(1, runner))
+    bench.submit(unit(2, runner))
+    bench.clock.call_soon(lambda: bench.submit(unit(3, runner)))
+    if why != "a full batch":
+        bench.clock.oversleep(MOST_HERE_S)  # to read the second took so long
+    bench.clock.advance(0)
+
+    assert bench.slots.numbers == [[1, 2], [3]]
 
 
 async def test_the_event_loop_is_never_kept_for_long():

@@ -17,14 +17,16 @@ from wire import JSON, SAFETENSORS, bits, safetensors_file
 
 from models.errors import NumericOverflow
 from models.repository import EncoderEntry, write
+from service import shortcut
 from service.app import Service, create_app
-from service.batcher import Batcher
+from service.batcher import HERE_S, Batcher
 from service.codecs import DECODERS, ENCODERS
 from service.errors import QueueFull
 from service.http import Protocol
 from service.routes.tensors import LONG_TEXT, TEXT_AT_ONCE
 from service.settings import Settings
 from service.shortcut import MOST_BODY, MOST_HEADS, MOST_SEEN, Shortcut
+from service.slots import ThreadSlots
 from tests.encoders import draw_weights, make_spec, word_pieces
 
 X = np.linspace(-1, 1, 15, dtype=np.float32).reshape(3, 5)
@@ -616,6 +618,42 @@ def test_what_goes_wrong_later_is_answered_too(
     assert [comparable(reply) for reply in found] == [comparable(expected)] * 2
     assert f" {status} " in expected[0]
     assert statistics.fail.count == failed + 3
+    assert settled(bench)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_short_answers_of_a_batch_leave_when_all_have_been_written(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, together: bool
+):
+    """The first that leaves wakes its client, beside which the others would be written more slowly."""
+    bench.replies(PLAIN, PLAIN)
+    head, body = PLAIN[: -len(ROWS)], PLAIN[-len(ROWS) :]
+    done: list[str] = []
+    encode = ENCODERS[JSON].encode
+
+    def written(output: Any) -> bytes:
+        done.append("written")
+        return encode(output)
+
+    def reply(status: int, headers: Any, body: bytes) -> bool:
+        done.append("sent")
+        return True
+
+    async def run() -> None:
+        for _ in range(2):
+            known = bench.spy.find(head)
+            assert known is not None
+            assert bench.spy.take(known, body, ("127.0.0.1", 1), reply)
+        while len(done) < 4:
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(ENCODERS[JSON], "encode", written)
+    monkeypatch.setattr(ThreadSlots, "cost_s", lambda *_: HERE_S / 10)  # one batch, whatever this machine is at
+    if not together:
+        monkeypatch.setattr(shortcut, "TOGETHER", 0)
+    bench.runner.run(asyncio.wait_for(run(), 20))
+
+    assert done == (["written"] * 2 + ["sent"] * 2 if together else ["written", "sent"] * 2)
     assert settled(bench)
 
 
