@@ -209,8 +209,7 @@ class Batcher:
         self._tickets: set[Ticket] = set()
         self._sequences = self._tokens = self._bytes = 0
         self._token_seconds = 0.0
-        self._idle: asyncio.Event = asyncio.Event()
-        self._idle.set()
+        self._idle = asyncio.Event()  # set when nothing is left to drain
         metrics.watch(metrics.queued, lambda: sum(ticket.queued for ticket in list(self._tickets)))
         metrics.watch(metrics.queued_sequences, lambda: len(self._queue) + len(self._small))
         metrics.watch(metrics.inflight_bytes, lambda: self._bytes)
@@ -260,16 +259,18 @@ class Batcher:
         ticket.remaining = len(units)
         ticket.verdicts = [None] * len(units)
         self._tickets.add(ticket)
-        self._idle.clear()
         self._sequences += ticket.sequences
         self._tokens += tokens
         self._bytes += size
         small = len(units) <= MOST_SMALL and cost <= SMALL_S
         for index, unit in enumerate(units):
-            self._enqueue(_Pending(self._number, unit.key, unit, ticket, index), small=small)
+            pending = _Pending(self._number, unit.key, unit, ticket, index)
+            self._enqueue(pending, small=small)
             self._number += 1
-        if self._soon is None or not small:  # else it is looked at in a moment, with what comes until then
+        if not small or (self._soon is None and not self._takes_a_moment(pending)):
             self._dispatch()
+        elif self._soon is None:  # it is looked at in a moment, with what comes until then
+            self._soon = self._clock.call_soon(self._compute_soon)
         if not ticket.ended and deadline < self._watched:
             self._watch(deadline)
         return ticket
@@ -305,13 +306,16 @@ class Batcher:
     async def drain(self) -> None:
         """Refuse new work, and wait until all that was accepted has been answered and released."""
         self.refuse()
-        await self._idle.wait()
+        if self._tickets:
+            await self._idle.wait()
+        self._unwatch()
 
     def close(self) -> None:
         """Stop the compute slots, and end whatever is still waiting."""
         self.refuse()
         for ticket in list(self._tickets):
             self.cancel(ticket, Draining("the service has stopped", retry_after_s=1))
+        self._unwatch()
         self._slots.close()
 
     def _check_room(self, sequences: int, tokens: int, size: int) -> None:
@@ -517,10 +521,17 @@ class Batcher:
         self.cancel(ticket, DeadlineExceeded(f"not done in time: after {waited * 1e3:.0f} ms the request {state}"))
 
     def _watch(self, deadline: float) -> None:
-        """Look at the deadlines when this one passes, the first of all: one timer serves every ticket."""
+        """Look at the deadlines when this one passes, the first of all: one timer serves every ticket.
+
+        It is left to come when all have ended before: to look once for nothing costs less than a timer for each.
+        """
+        self._unwatch()
+        self._watched, self._watcher = deadline, self._clock.call_at(deadline, self._look)
+
+    def _unwatch(self) -> None:
         if self._watcher is not None:
             self._watcher.cancel()
-        self._watched, self._watcher = deadline, self._clock.call_at(deadline, self._look)
+            self._watched, self._watcher = math.inf, None
 
     def _look(self) -> None:
         """End what has passed its deadline. The first of those left may be that of a ticket that ends before."""
@@ -551,8 +562,5 @@ class Batcher:
         self._sequences -= ticket.sequences
         self._tokens -= ticket.tokens
         self._bytes -= ticket.bytes
-        if not self._tickets:
+        if self._draining and not self._tickets:
             self._idle.set()
-            if self._watcher is not None:
-                self._watcher.cancel()
-                self._watched, self._watcher = math.inf, None

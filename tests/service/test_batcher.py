@@ -506,7 +506,8 @@ async def test_expired_work_in_the_middle_of_a_queue_is_left_out_of_the_batch():
     assert [answer_of(ticket) for ticket in good] == [[2], [3], [4], [7]]
 
 
-async def test_once_all_is_answered_and_released_no_timer_is_left():
+@pytest.mark.parametrize("end", ["its time", "drain", "close"])
+async def test_one_timer_serves_all_deadlines_and_outlives_those_who_need_none_any_more(end):
     bench, runner = Bench(), FakeRunner()
     tickets = [bench.submit(unit(1, runner)), bench.submit(unit(2, runner)), bench.submit(unit(3, runner))]
 
@@ -515,7 +516,20 @@ async def test_once_all_is_answered_and_released_no_timer_is_left():
     assert bench.clock.timers == 1, "one serves all of them"
     for ticket in tickets:
         bench.batcher.release(ticket)
+    bench.clock.now += 1
+    late = bench.submit(unit(4, runner))
+    assert bench.clock.timers == 1, "and those that come later"
 
+    if end == "its time":
+        bench.clock.advance(9)
+        assert not late.future.done()
+        assert bench.clock.timers == 1
+        bench.clock.advance(1)
+        assert error_of(late) is DeadlineExceeded
+    else:
+        bench.slots.finish_all()
+        bench.batcher.release(late)
+        await bench.batcher.drain() if end == "drain" else bench.batcher.close()
     assert bench.clock.timers == 0
 
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gzip
 import json
+import math
 import socket
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
@@ -661,6 +662,7 @@ def test_a_client_that_leaves_is_counted_and_what_it_asked_for_dropped(bench: Be
     bench.replies(PLAIN, PLAIN)
     labels = {"route": "/v1/attention", "method": "POST", "status": "499", "outcome": "cancelled"}
     before = bench.metric("requests_total", **labels)
+    monkeypatch.setattr(ThreadSlots, "cost_s", lambda *_: math.inf)
     monkeypatch.setattr(Batcher, "_dispatch", lambda _: None)
 
     async def run() -> None:
