@@ -3,11 +3,14 @@
 A few callers post and read large JSON bodies without a pause. Beside them, one asks for 16 tokens in safetensors and
 for `GET /healthz/live` in turns, at a fixed rate, and its latency counts from when each was due. Both are measured
 alone too, just before. A process that only sleeps is measured beside them: how late the machine wakes it is what no
-answer can undercut.
+answer can undercut. Where it may, as root, the one that asks for little goes before the others when there is no core
+for all: else it waits for one itself, and measures that.
 """
 
 import argparse
+import contextlib
 import multiprocessing
+import os
 import sys
 import tempfile
 import time
@@ -133,7 +136,13 @@ def measure(port: int, request: Request, clients: int, seconds: float) -> Report
     loading.start()
     load_end.recv()
     sleeping.start()
-    beside = waits(drive(port, small, connections=1, seconds=seconds, rate=RATE))
+    priority = os.getpriority(os.PRIO_PROCESS, 0)
+    try:
+        with contextlib.suppress(PermissionError):
+            os.setpriority(os.PRIO_PROCESS, 0, priority - 5)
+        beside = waits(drive(port, small, connections=1, seconds=seconds, rate=RATE))
+    finally:
+        os.setpriority(os.PRIO_PROCESS, 0, priority)
     rate = load_end.recv()
     if isinstance(rate, str):
         raise Failed(f"a large request failed: {rate}")
