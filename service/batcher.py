@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from models.errors import AttentionError
 from service.errors import ClientGone, DeadlineExceeded, Draining, QueueFull
@@ -22,6 +22,8 @@ from service.packing import Unit, batch_limit
 from service.slots import Run, Slots, Verdict
 
 log = logging.getLogger(__name__)
+
+Found = TypeVar("Found")
 
 
 class Timer(Protocol):
@@ -102,18 +104,18 @@ def tell(waiters: Sequence[Waiter]) -> None:
     What sends an answer belongs into the second: each that leaves wakes its client, which wants the core that the other
     answers are to be written on.
     """
-    later: list[Callable[[], object]] = []
-    for waiter in waiters:
-        try:
-            if (rest := waiter()) is not None:
-                later.append(rest)
-        except Exception:
-            log.exception("a waiter failed")
-    for rest in later:
-        try:
-            rest()
-        except Exception:
-            log.exception("a waiter failed")
+    for rest in [_called(waiter) for waiter in waiters]:
+        if rest is not None:
+            _called(rest)
+
+
+def _called(waiter: Callable[[], Found]) -> Found | None:
+    """What a waiter gives back; None if it fails, as the others must not suffer."""
+    try:
+        return waiter()
+    except Exception:
+        log.exception("a waiter failed")
+        return None
 
 
 @dataclass(slots=True, eq=False)
