@@ -66,8 +66,9 @@ class LoopClock:
         return self._loop.call_soon(callback)
 
 
-HERE_S = 100e-6
-"""A unit that takes no longer is computed in the event loop's own thread: handing it to another and back takes more."""
+HERE_S = 200e-6
+"""A unit that takes no longer is computed in the event loop's own thread. To hand it to another and back takes half of
+that (`make bench ARGS=choices`), and there it is costlier: the core has to fetch first what it is computed with."""
 
 MOST_HERE_S = 300e-6
 """About how long a batch of such units may keep the event loop; so may a unit while no core is idle, for which a thread

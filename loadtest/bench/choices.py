@@ -60,29 +60,38 @@ def timed_ms(call: Callable[[], Any], seconds: float) -> float:
 
 
 def _handed_over() -> Iterator[Row]:
-    here, away = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(_hand_overs())
-    yield Row("hand over", {"to": "a thread"}, _microseconds(away))
-    yield Row("hand over", {"to": "the event loop"}, _microseconds(here))
+    layer = Layer(64)
+    opened, x = session(graphs.attention(layer)), work.inputs(16, layer.width)[None]
+    handed: dict[str, Callable[[], object]] = {
+        "nothing": lambda: None,
+        "16 tokens × 64": lambda: opened.run(None, {"inputs": x}),
+    }
+    for what, call in handed.items():
+        here, away = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(_hand_overs(call))
+        yield Row("hand over", {"work": what, "to": "a thread"}, _microseconds(away))
+        yield Row("hand over", {"work": what, "to": "the event loop"}, _microseconds(here))
 
 
-async def _hand_overs() -> tuple[list[float], list[float]]:
-    """Seconds until an empty piece of work is done and its waiter runs again: in a later turn here, and in a thread."""
+async def _hand_overs(call: Callable[[], object]) -> tuple[list[float], list[float]]:
+    """Seconds until a piece of work is done and its waiter runs again: in a later turn here, and in a thread."""
     loop = asyncio.get_running_loop()
     tasks: queue.SimpleQueue[asyncio.Future[None] | None] = queue.SimpleQueue()
 
     def serve() -> None:
         while (future := tasks.get()) is not None:
+            call()
             loop.call_soon_threadsafe(future.set_result, None)
+
+    def compute(future: asyncio.Future[None]) -> None:
+        call()
+        future.set_result(None)
 
     thread = threading.Thread(target=serve)
     thread.start()
     here: list[float] = []
     away: list[float] = []
-    for _ in range(HAND_OVERS):
-        for took, hand_over in (
-            (here, lambda future: loop.call_soon(future.set_result, None)),
-            (away, tasks.put),
-        ):
+    for took, hand_over in ((here, lambda future: loop.call_soon(compute, future)), (away, tasks.put)):
+        for _ in range(HAND_OVERS):
             await asyncio.sleep(0)
             start, future = time.perf_counter(), loop.create_future()
             hand_over(future)

@@ -184,10 +184,13 @@ def crossover(rows: Sequence[Row], first: str, second: str) -> int | None:
 
 
 def _hand_over(rows: list[Row], results: Results) -> str:
-    lines = [(row.key["to"], *(number(row.figures[f"p{percent}_us"]) for percent in (50, 90, 99))) for row in rows]
+    lines = [
+        (row.key["work"], row.key["to"], *(number(row.figures[f"p{percent}_us"]) for percent in (50, 90, 99)))
+        for row in rows
+    ]
     return (
-        "## `HERE_S`: handing work over\n\nFrom handing over nothing at all until its waiter runs again, µs, while "
-        f"nothing else is asked for.\n\n{table(('to', 'p50', 'p90', 'p99'), lines)}"
+        "## `HERE_S`: handing work over\n\nFrom handing work over until its waiter runs again, µs, while nothing else "
+        f"is asked for.\n\n{table(('work', 'to', 'p50', 'p90', 'p99'), lines)}"
     )
 
 
