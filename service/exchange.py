@@ -84,11 +84,12 @@ class Exchange:
 
     __slots__ = ("arrived", "close", "deadline", "details", "headers", "request_id", "route", "status", "unread")
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: Scope, headers: dict[bytes, bytes] | None = None) -> None:
+        """Begin; `headers` as below, where those of `scope` have been put so already: nobody writes into them."""
         self.arrived = time.monotonic()
         self.deadline = math.inf
         self.details: Details | None = None
-        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.headers: dict[bytes, bytes] = dict(scope["headers"]) if headers is None else headers
         given = self.headers.get(b"x-request-id")
         self.request_id = given if given is not None and PRINTABLE.fullmatch(given) else b"%032x" % getrandbits(128)
         self.route = "unmatched"

@@ -56,7 +56,9 @@ class Known:
     Attributes:
         length: bytes of the body.
         scope: as ASGI has it.
+        headers: see `Exchange`.
         route: what takes it.
+        guarded: whether a key may be asked for.
         call: how it is read and answered by `engine`, None before that was asked.
         large: whether a body or an answer was too long for the short way: nobody has to read the next such request
             twice to see that it is so again.
@@ -64,7 +66,9 @@ class Known:
 
     length: int
     scope: Scope
+    headers: dict[bytes, bytes]
     route: TensorRoute
+    guarded: bool
     engine: LocalEngine | None = None
     call: Call | None = None
     large: bool = False
@@ -118,7 +122,8 @@ class Shortcut:
         if len(self._known) >= MOST_HEADS:
             self._known.clear()
         kept = {name: scope[name] for name in ("type", "method", "path", "query_string", "headers", "client")}
-        self._known[head] = Known(length, kept | {"path_params": parameters}, route)
+        kept["path_params"] = parameters
+        self._known[head] = Known(length, kept, headers, route, guarded(scope["path"]))
 
     def takes(self, known: Known) -> bool:
         """Whether a request may be taken, as far as its head says."""
@@ -146,10 +151,10 @@ class Shortcut:
         if not self.takes(known):
             return None
         runtime = self._runtime
-        exchange = Exchange(known.scope)
+        exchange = Exchange(known.scope, known.headers)
         exchange.route, exchange.unread = known.route.path, False
         try:
-            if guarded(known.scope["path"]):
+            if known.guarded:
                 runtime.access.caller(exchange, client)
             inference = known.begin(exchange)
             if inference.call.is_long(body):

@@ -6,7 +6,7 @@ clock, no I/O.
 
 import difflib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qsl
@@ -208,6 +208,24 @@ def float32(array: Array, pointer: str) -> F32:
     return result
 
 
+FLOAT32 = np.dtype("<f4")
+
+
+def lone_sequence(body: bytes, begin: int, shape: tuple[int, int]) -> SequenceInput | None:
+    """The one tensor of a body, a view where its numbers are aligned; None if one of them is not finite.
+
+    Args:
+        body: whole.
+        begin: where its numbers begin, which are float32.
+        shape: (n, d), no axis empty; there are as many numbers.
+    """
+    n, d = shape
+    inputs = np.frombuffer(body, FLOAT32, n * d, begin).reshape(shape)
+    if begin % FLOAT32.itemsize:
+        inputs = inputs.copy()
+    return SequenceInput(inputs) if all_finite(inputs) else None
+
+
 def check_count(count: int, pointer: str) -> None:
     """Raise `TooLarge` if there are more sequences, or tensors beside them, than any decoder takes apart."""
     if count > MOST_SEQUENCES:
@@ -363,6 +381,8 @@ def flat_tensors(output: AttentionOutput) -> dict[str, Array]:
     parts = [named(answer) for answer in output.answers]
     if output.form == "one":
         return parts[0]
+    if output.form == "stack" and len(parts) == 1:
+        return {name: array[None] for name, array in parts[0].items()}
     if output.form == "stack":
         return {name: np.stack([part[name] for part in parts]) for name in parts[0]}
     return {f"{name}.{i}": array for i, part in enumerate(parts) for name, array in part.items()}
@@ -377,6 +397,15 @@ def named(answer: Mapping[str, Any]) -> dict[str, Array]:
         else:
             found[f"{name}.indices"], found[f"{name}.values"] = value.indices, value.values
     return found
+
+
+def joined(head: bytes, arrays: Iterable[Array]) -> bytes:
+    """The head, and the bytes of arrays in C order."""
+    arrays = [*arrays]
+    try:
+        return b"".join([head, *[array.data for array in arrays]])
+    except TypeError:  # `join` takes none that is not in C order
+        return b"".join([head, *[np.ascontiguousarray(array).data for array in arrays]])
 
 
 def raw_pieces(array: Array) -> Iterator[memoryview]:

@@ -16,10 +16,10 @@ import numpy as np
 import orjson
 
 from models.errors import AttentionError, ShapeMismatch
-from models.finite import all_finite
-from models.types import Array, Projections, SequenceInput
+from models.types import Array, Projections
 from service.backends.base import BackendInfo
 from service.codecs.base import (
+    FLOAT32,
     LONG_ANSWER,
     PROJECTION_NAMES,
     ReadsAtOnce,
@@ -28,6 +28,8 @@ from service.codecs.base import (
     check_format,
     flat_tensors,
     float32,
+    joined,
+    lone_sequence,
     metadata,
     nearest,
     origin,
@@ -45,7 +47,6 @@ NAMES: dict[int, tuple[str, int]] = {
     np.dtype(kind).num: (name, np.dtype(kind).itemsize) for kind, name in ANSWERED.items()
 }
 """Name and width of an answered dtype, by NumPy's number of it."""
-FLOAT32 = np.dtype("<f4")
 LENGTH = struct.Struct("<Q")
 """Of the header, before it."""
 MAX_HEADER = 1 << 20
@@ -96,11 +97,7 @@ class SafetensorsCodec(ReadsAtOnce):
 
     def encode(self, output: AttentionOutput) -> bytes:
         """See `Encoder.encode`. What is not a tensor stands in `__metadata__`, as JSON strings."""
-        head, tensors = _laid_out(output)
-        try:
-            return b"".join([head, *[array.data for array in tensors]])
-        except TypeError:  # `join` takes none that is not in C order
-            return b"".join([head, *[np.ascontiguousarray(array).data for array in tensors]])
+        return joined(*_laid_out(output))
 
     def pieces(self, output: AttentionOutput, team: Team = ALONE) -> list[Piece]:
         """See `Encoder.pieces`."""
@@ -114,12 +111,8 @@ def _lone(body: bytes, query: str) -> AttentionInput | None:
         return None
     (length,) = LENGTH.unpack_from(body)
     plan = _plan(body[: 8 + length], len(body), query) if length <= MOST_REMEMBERED else None
-    if plan is None:
-        return None
-    inputs = np.frombuffer(body, FLOAT32, plan.count, plan.begin).reshape(plan.shape)
-    if not all_finite(inputs):
-        return None
-    return AttentionInput((SequenceInput(inputs),), "one", plan.options)
+    sequence = None if plan is None else lone_sequence(body, plan.begin, plan.shape)
+    return None if plan is None or sequence is None else AttentionInput((sequence,), "one", plan.options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +120,7 @@ class _Plan:
     """What was found of a body with one tensor: it holds for all that begin the same, and are as long."""
 
     begin: int
-    count: int
-    shape: tuple[int, ...]
+    shape: tuple[int, int]
     options: Options
 
 
@@ -141,9 +133,10 @@ def _plan(head: bytes, size: int, query: str) -> _Plan | None:
         check_format(options)
     except (AttentionError, ValueError):  # of these, `decode` says what they are
         return None
-    if entry.name != "inputs" or entry.dtype != FLOAT32 or len(entry.shape) != 2 or not entry.count or len(head) % 4:
+    if entry.name != "inputs" or entry.dtype != FLOAT32 or len(entry.shape) != 2 or not entry.count:
         return None
-    return _Plan(len(head), entry.count, entry.shape, options)
+    n, d = entry.shape
+    return _Plan(len(head), (n, d), options)
 
 
 def _laid_out(output: AttentionOutput) -> tuple[bytes, list[Array]]:

@@ -19,7 +19,7 @@ import orjson
 from models.errors import AttentionError, ShapeMismatch
 from models.types import Array
 from service.backends.base import BackendInfo
-from service.codecs.base import check_count, reshaped
+from service.codecs.base import check_count, joined, lone_sequence, reshaped
 from service.codecs.cut_json import plain_fields
 from service.codecs.long_json import Hold, in_pieces, number_parts
 from service.codecs.strict_json import escaped, json_object, json_type
@@ -37,7 +37,7 @@ from service.codecs.v2 import (
 from service.codecs.v2_tensors import DATATYPES, check_described, check_size, datatype_of, from_bytes, to_bytes
 from service.errors import ConflictingFields, InvalidOption, UnknownField, Unparsable, WrongType
 from service.lane import ALONE, Piece, Team
-from service.messages import AttentionOutput
+from service.messages import AttentionInput, AttentionOutput, Form, Options
 
 
 def decode_plain(body: bytes, header_length: str, model: str, team: Team, layers: int = 0) -> InferRequest | None:
@@ -65,6 +65,8 @@ def decode(body: bytes, header_length: str, model: str, layers: int = 0) -> Infe
         InvalidInput: if it is, but means something that cannot be computed; the error names the place.
     """
     plain = decode_plain(body, header_length, model, ALONE, layers)
+    if plain is None:
+        plain = _lone(body, header_length, model, layers)
     if plain is not None:
         return plain
     text, rest = _split(body, header_length)
@@ -80,6 +82,49 @@ MOST_REMEMBERED = 1_024
 @lru_cache(maxsize=256)
 def _remembered(text: bytes, model: str, layers: int) -> "_Outline":
     return _outline(json_object(text, "inputs"), model, layers)
+
+
+def _lone(body: bytes, header_length: str, model: str, layers: int) -> InferRequest | None:
+    """The request in a body with one sequence in binary, as most are; None if it is another, or wrong."""
+    length = int(header_length) if header_length.isdecimal() and len(header_length) < 5 else 0
+    if not 0 < length <= MOST_REMEMBERED:
+        return None
+    plan = _plan(body[:length], len(body) - length, model, layers)
+    sequence = None if plan is None else lone_sequence(body, length, plan.shape)
+    if plan is None or sequence is None:
+        return None
+    return plan.asked.of(AttentionInput((sequence,), plan.form, plan.options))
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What was found of a body with one binary tensor: it holds for all that begin the same, and are as long."""
+
+    asked: Asked
+    options: Options
+    shape: tuple[int, int]
+    form: Form
+
+
+@lru_cache(maxsize=256)
+def _plan(text: bytes, size: int, model: str, layers: int) -> _Plan | None:
+    """How to read a body of this document and `size` bytes behind it; None where `_lone` does not."""
+    try:
+        outline = _remembered(text, model, layers)
+    except AttentionError:  # of these, `decode` says what they are
+        return None
+    options, described = outline.asked.options, outline.described
+    if not isinstance(options, Options) or options.model is None or len(described) != 1:
+        return None
+    tensor = described[0]
+    if tensor.name != "inputs" or tensor.datatype != "FP32" or tensor.size != size or not size:
+        return None
+    match tensor.shape:
+        case [n, d]:
+            return _Plan(outline.asked, options, (n, d), "one")
+        case [1, n, d]:
+            return _Plan(outline.asked, options, (n, d), "stack")
+    return None
 
 
 def _request(outline: "_Outline", rest: memoryview) -> InferRequest:
@@ -104,14 +149,14 @@ def _outline(document: dict[str, Any], model: str, layers: int) -> "_Outline":
 def encode(asked: InferRequest, output: AttentionOutput) -> tuple[bytes, int | None]:
     """The answer's body, and the length of its JSON part where tensors follow it."""
     found = tensors(asked, output)
-    behind = {name: to_bytes(tensor) for name, tensor in found.items() if name in asked.binary}
-    if len(behind) == len(found) and output.tokens is None and not any(output.fully_masked_rows):
-        layout = tuple([(name, datatype_of(tensor), tensor.shape, len(behind[name])) for name, tensor in found.items()])
+    if output.tokens is None and asked.binary.issuperset(found) and not any(output.fully_masked_rows):
+        layout = tuple([(name, datatype_of(tensor), tensor.shape, tensor.nbytes) for name, tensor in found.items()])
         text = _binary_document(asked.id, output.model, output.backend, layout)
-    else:
-        entries = _entries(found, behind, lambda flat: flat)
-        document = _document(asked.id, output.model, answer_parameters(output), entries)
-        text = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+        return joined(text, found.values()), len(text)
+    behind = {name: to_bytes(tensor) for name, tensor in found.items() if name in asked.binary}
+    entries = _entries(found, behind, lambda flat: flat)
+    document = _document(asked.id, output.model, answer_parameters(output), entries)
+    text = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
     return b"".join((text, *behind.values())), len(text) if asked.binary else None
 
 

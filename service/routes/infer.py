@@ -37,6 +37,8 @@ CODINGS = ("gzip", "deflate")
 
 HEADER_LENGTH = b"inference-header-content-length"
 
+VARY = (b"vary", b"accept-encoding")
+
 
 class InferenceError(BaseModel):
     """An error: the protocol's `error`, and the fields of RFC 9457."""
@@ -250,7 +252,11 @@ class _Infer(InferCall):
     def __init__(self, exchange: Exchange, engine: LocalEngine, model: str) -> None:
         super().__init__(engine)
         self._header_length = exchange.header(HEADER_LENGTH)
-        self._accept_encoding = exchange.header(b"accept-encoding")
+        accepted = exchange.header(b"accept-encoding")
+        self._coding = answer_coding(accepted, CODINGS)
+        # Float tensors hardly shrink, and HTTP libraries offer every coding they know unasked: binary ones are
+        # compressed for who asks for one, as `response_compression_algorithm` does.
+        self._binary_coding = "" if "," in accepted else self._coding
         self._model = model
         if not self._header_length and not self.layers_of(model):  # all JSON, and numbers
             self.plain_from = cut_json.LONG
@@ -271,36 +277,22 @@ class _Infer(InferCall):
         return None if request is None else self.understood(request)
 
     def most_at_once(self, request: Understood) -> int:
-        compressed = "," not in self._accept_encoding and answer_coding(self._accept_encoding, CODINGS)
-        copied = request.asked.binary.issuperset(request.asked.outputs) and not compressed
+        copied = request.asked.binary.issuperset(request.asked.outputs) and not self._binary_coding
         return BINARY_AT_ONCE if copied else TEXT_AT_ONCE
 
     def write(self, request: Understood, output: AttentionOutput) -> Written:
         asked = request.asked
         # Padding makes a short answer a long one.
         if (output.nbytes >= long_json.LONG or asked.padded) and not asked.binary:
-            coding = answer_coding(self._accept_encoding, CODINGS)
-            return Written(
-                partial(self._pieces, asked, output),
-                [(b"content-type", b"application/json"), (b"vary", b"accept-encoding")],
-                coding,
-            )
+            headers = [(b"content-type", b"application/json"), VARY]
+            return Written(partial(self._pieces, asked, output), headers, self._coding)
         content, length = v2_rest.encode(asked, output)
-        media_type = b"application/json" if length is None else b"application/octet-stream"
-        headers = [(b"content-type", media_type), (b"vary", b"accept-encoding")]
-        if length is not None:
-            headers.append((HEADER_LENGTH, str(length).encode()))
-        return Written(content, headers, self._coding(content, is_binary=length is not None))
+        worth_it = len(content) >= WORTH_COMPRESSING
+        if length is None:
+            return Written(content, [(b"content-type", b"application/json"), VARY], self._coding if worth_it else "")
+        headers = [(b"content-type", b"application/octet-stream"), VARY, (HEADER_LENGTH, b"%d" % length)]
+        return Written(content, headers, self._binary_coding if worth_it else "")
 
     def _pieces(self, asked: InferRequest, output: AttentionOutput) -> list[Piece]:
         with self._engine.team() as team:
             return v2_rest.pieces(asked, output, team)
-
-    def _coding(self, content: bytes, *, is_binary: bool) -> str:
-        """Binary tensors are compressed for who asks for one coding, as `response_compression_algorithm` does.
-
-        Float tensors hardly shrink, and HTTP libraries offer every coding they know unasked.
-        """
-        if len(content) < WORTH_COMPRESSING or (is_binary and "," in self._accept_encoding):
-            return ""
-        return answer_coding(self._accept_encoding, CODINGS)

@@ -331,6 +331,37 @@ def test_a_document_that_came_before_asks_for_what_its_model_now_has():
         v2_rest.decode(body, length, "tiny")
 
 
+@pytest.mark.parametrize(("shape", "form", "fault"), [((2, 3), "one", "/1/1"), ((1, 2, 3), "stack", "/0/1/1")])
+def test_what_is_remembered_of_a_body_holds_for_no_other(shape: tuple[int, ...], form: str, fault: str):
+    """What is known of one that was right says nothing of the numbers, the rest or the model of the next."""
+    x = X.reshape(shape)
+    body, length = with_binary(("inputs", x), id="a" * 5)
+    broken, _ = with_binary(("inputs", np.where(x == 4, np.nan, x).astype(np.float32)), id="a" * 5)
+    longer, _ = with_binary(("inputs", x), id="a" * 5, tail=b"more")
+
+    for model in ("lesson", "other", "lesson"):
+        found, (more, _) = decode(body, length, model), with_binary(("inputs", x + 1), id="a" * 5)
+        assert (found.attention.form, found.id, found.attention.options.model) == (form, "a" * 5, model)
+        assert [bits(sequence.inputs) for sequence in found.attention.sequences] == [bits(x)]
+        assert bits(decode(more, length, model).attention.sequences[0].inputs) == bits(x + 1)
+        raises(NonFinite, f"/inputs{fault}", broken, length)
+        raises(Unparsable, None, longer, length)
+        raises(Unparsable, None, body[:-4], length)
+        raises(Unparsable, None, body, str(int(length) - 1))
+    with pytest.raises(UnknownField):
+        v2_rest.decode(body, length, "tiny", 2)
+
+
+def test_aligned_numbers_are_not_copied():
+    """A copy of every body is what binary tensors are meant to save; those that are not aligned have to be."""
+    for padding in range(4):
+        body, length = with_binary(("inputs", X), id="a" * padding)
+        inputs = decode(body, length).attention.sequences[0].inputs
+
+        assert inputs.flags.aligned
+        assert np.shares_memory(inputs, np.frombuffer(body, np.uint8)) == (int(length) % 4 == 0)
+
+
 # ---- the caller's own matrices
 
 
