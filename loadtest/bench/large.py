@@ -86,22 +86,29 @@ def waits(result: Result) -> dict[str, Waits]:
     return {kind: Waits.of(elapsed[i :: len(KINDS)]) for i, kind in enumerate(KINDS)}
 
 
-def load(port: int, wired: bytes, clients: int, seconds: float, told: Pipe) -> None:
-    """Post and read large bodies in a process of its own; tells how many answers a second there were."""
+def load(port: int, wired: bytes, clients: int, seconds: float, asked: Pipe) -> None:
+    """Post and read large bodies in a process of its own, once asked; tells how many answers a second there were."""
     request = Request(wired)
     drive(port, [request], connections=clients, seconds=0.1)  # everything has been met once
-    told.send("ready")
+    _wait(asked)
     result = drive(port, [request], connections=clients, seconds=seconds)
-    told.send(result.errors[0] if result.errors else result.rate)
+    asked.send(result.errors[0] if result.errors else result.rate)
 
 
-def sleep(seconds: float, told: Pipe) -> None:
-    """Sleep for a moment again and again; tells how late each time, (times,) milliseconds."""
+def sleep(seconds: float, asked: Pipe) -> None:
+    """Sleep for a moment again and again, once asked; tells how late each time, (times,) milliseconds."""
+    _wait(asked)
     late, end = [], time.perf_counter() + seconds
     while (now := time.perf_counter()) < end:
         time.sleep(1 / RATE)
         late.append((time.perf_counter() - now - 1 / RATE) * 1e3)
-    told.send(late)
+    asked.send(late)
+
+
+def _wait(asked: Pipe) -> None:
+    """Say that all is loaded, which takes a core for a while and is not to be measured; wait until it begins."""
+    asked.send("ready")
+    asked.recv()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +137,14 @@ def measure(port: int, request: Request, clients: int, seconds: float) -> Report
     drive(port, small, connections=1, seconds=1.0)
     alone = waits(drive(port, small, connections=1, seconds=seconds, rate=RATE))
     context = multiprocessing.get_context("spawn")
-    (load_end, load_told), (sleep_end, sleep_told) = context.Pipe(), context.Pipe()
-    loading = context.Process(target=load, args=(port, request.wire, clients, seconds + 1, load_told), daemon=True)
-    sleeping = context.Process(target=sleep, args=(seconds, sleep_told), daemon=True)
-    loading.start()
-    load_end.recv()
-    sleeping.start()
+    (load_end, load_asked), (sleep_end, sleep_asked) = context.Pipe(), context.Pipe()
+    begun = (port, request.wire, clients, seconds + 1, load_asked)
+    context.Process(target=load, args=begun, daemon=True).start()
+    context.Process(target=sleep, args=(seconds, sleep_asked), daemon=True).start()
+    for end in (load_end, sleep_end):
+        end.recv()
+    for end in (load_end, sleep_end):
+        end.send("go")
     priority = os.getpriority(os.PRIO_PROCESS, 0)
     try:
         with contextlib.suppress(PermissionError):
