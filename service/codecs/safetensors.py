@@ -111,8 +111,9 @@ def _lone(body: bytes, query: str) -> AttentionInput | None:
         return None
     (length,) = LENGTH.unpack_from(body)
     plan = _plan(body[: 8 + length], len(body), query) if length <= MOST_REMEMBERED else None
-    sequence = None if plan is None else lone_sequence(body, plan.begin, plan.shape)
-    return None if plan is None or sequence is None else AttentionInput((sequence,), "one", plan.options)
+    if plan is None or (sequence := lone_sequence(body, plan.begin, plan.shape)) is None:
+        return None
+    return AttentionInput((sequence,), "one", plan.options)
 
 
 @dataclass(frozen=True, slots=True)

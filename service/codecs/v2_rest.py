@@ -90,8 +90,7 @@ def _lone(body: bytes, header_length: str, model: str, layers: int) -> InferRequ
     if not 0 < length <= MOST_REMEMBERED:
         return None
     plan = _plan(body[:length], len(body) - length, model, layers)
-    sequence = None if plan is None else lone_sequence(body, length, plan.shape)
-    if plan is None or sequence is None:
+    if plan is None or (sequence := lone_sequence(body, length, plan.shape)) is None:
         return None
     return plan.asked.of(AttentionInput((sequence,), plan.form, plan.options))
 
