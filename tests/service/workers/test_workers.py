@@ -167,7 +167,7 @@ def test_a_worker_that_is_told_to_end_leaves_in_good_order(artifacts: Path):
 
         leaver = workers_of(server)[0]
         leaver.send_signal(signal.SIGTERM)
-        until(lambda: not leaver.is_running() or leaver.status() == psutil.STATUS_ZOMBIE, 60)
+        leaver.wait(60)
 
         assert [future.result().status for future in held] == [200, 200]
         for connection in idle:
