@@ -53,9 +53,8 @@ class LoopClock:
         """Set timers on `loop`."""
         self._loop = loop
 
-    def time(self) -> float:
-        """See `Clock.time`."""
-        return time.monotonic()
+    time = staticmethod(time.monotonic)
+    """See `Clock.time`."""
 
     def call_at(self, when: float, callback: Callable[..., object], *args: object) -> Timer:
         """See `Clock.call_at`."""
@@ -105,18 +104,24 @@ def tell(waiters: Sequence[Waiter]) -> None:
     What sends an answer belongs into the second: each that leaves wakes its client, which wants the core that the other
     answers are to be written on.
     """
-    for rest in [_called(waiter) for waiter in waiters]:
+    for rest in _called(waiters):
         if rest is not None:
-            _called(rest)
+            _called((rest,))
 
 
-def _called(waiter: Callable[[], Found]) -> Found | None:
-    """What a waiter gives back; None if it fails, as the others must not suffer."""
-    try:
-        return waiter()
-    except Exception:
-        log.exception("a waiter failed")
-        return None
+def _called(waiters: Sequence[Callable[[], Found]]) -> list[Found]:
+    """What they give back; nothing of one that fails, as the others must not suffer."""
+    found = []
+    for waiter in waiters:
+        try:
+            found.append(waiter())
+        except Exception:
+            log.exception("a waiter failed")
+    return found
+
+
+NO_VERDICT: tuple[Answer, list[int]] = ({}, [])
+"""Stands for a verdict that has not come yet."""
 
 
 @dataclass(slots=True, eq=False)
@@ -141,7 +146,7 @@ class Ticket:
     started: float = 0.0
     finished: float = 0.0
     batch: int = 0
-    verdicts: list[tuple[Answer, list[int]] | None] = field(default_factory=list)
+    verdicts: list[tuple[Answer, list[int]]] = field(default_factory=list)
     pending: "list[_Pending]" = field(default_factory=list)
     waiting: int = 0
     running: int = 0
@@ -257,15 +262,22 @@ class Batcher:
         for unit in units:
             tokens += unit.length
             cost += self._slots.cost_s(unit)
-        self._check_room(len(units), tokens, size)
-        ticket = Ticket(asyncio.get_running_loop().create_future(), deadline, len(units), tokens, size, submitted=now)
-        ticket.remaining = len(units)
-        ticket.verdicts = [None] * len(units)
+        sequences, limits = len(units), self._limits
+        if (
+            len(self._tickets) >= limits.requests
+            or self._sequences + sequences > limits.sequences
+            or self._tokens + tokens > limits.tokens
+            or self._bytes + size > limits.bytes
+        ):
+            raise self._full(sequences, tokens, size)
+        ticket = Ticket(asyncio.get_running_loop().create_future(), deadline, sequences, tokens, size, submitted=now)
+        ticket.remaining = sequences
+        ticket.verdicts = [NO_VERDICT] * sequences
         self._tickets.add(ticket)
-        self._sequences += ticket.sequences
+        self._sequences += sequences
         self._tokens += tokens
         self._bytes += size
-        small = len(units) <= MOST_SMALL and cost <= SMALL_S
+        small = sequences <= MOST_SMALL and cost <= SMALL_S
         for index, unit in enumerate(units):
             pending = _Pending(self._number, unit.key, unit, ticket, index)
             self._enqueue(pending, small=small)
@@ -321,27 +333,24 @@ class Batcher:
         self._unwatch()
         self._slots.close()
 
-    def _check_room(self, sequences: int, tokens: int, size: int) -> None:
+    def _full(self, sequences: int, tokens: int, size: int) -> QueueFull:
+        """Count that a request does not fit, and say by which limit."""
         limits = self._limits
-        if (
-            len(self._tickets) < limits.requests
-            and self._sequences + sequences <= limits.sequences
-            and self._tokens + tokens <= limits.tokens
-            and self._bytes + size <= limits.bytes
-        ):
-            return
-        for unit, used, more, most in (
-            ("requests", len(self._tickets), 1, limits.requests),
-            ("sequences", self._sequences, sequences, limits.sequences),
-            ("tokens", self._tokens, tokens, limits.tokens),
-            ("bytes", self._bytes, size, limits.bytes),
-        ):
-            if used + more > most:
-                self._metrics.rejected.labels(unit).inc()
-                raise QueueFull(
-                    f"{used} {unit} are in flight and {more} more would pass the limit of {most}",
-                    retry_after_s=self._retry_after_s(),
-                )
+        unit, used, more, most = next(
+            (unit, used, more, most)
+            for unit, used, more, most in (
+                ("requests", len(self._tickets), 1, limits.requests),
+                ("sequences", self._sequences, sequences, limits.sequences),
+                ("tokens", self._tokens, tokens, limits.tokens),
+                ("bytes", self._bytes, size, limits.bytes),
+            )
+            if used + more > most
+        )
+        self._metrics.rejected.labels(unit).inc()
+        return QueueFull(
+            f"{used} {unit} are in flight and {more} more would pass the limit of {most}",
+            retry_after_s=self._retry_after_s(),
+        )
 
     def _retry_after_s(self) -> float:
         """The time the work in flight will take, by the pace so far; 1 to 30 s."""
@@ -487,11 +496,11 @@ class Batcher:
                 log.exception("a verdict could not be delivered")
 
     def _measure(self, run: Run) -> None:
-        job, tokens = run.units[0].job, sum(unit.length for unit in run.units)
+        job, tokens = run.units[0].job, sum([unit.length for unit in run.units])
         backend = job.backend
         self._metrics.batch_sequences_of(backend).observe(len(run.units))
         self._metrics.batch_tokens_of(backend).observe(tokens)
-        self._metrics.padded_tokens_of(backend).inc(sum(unit.bucket for unit in run.units) - tokens)
+        self._metrics.padded_tokens_of(backend).inc(sum([unit.bucket for unit in run.units]) - tokens)
         if run.failures:
             self._metrics.batch_failures.labels(backend).inc(run.failures)
         if job.statistics is not None:
@@ -512,11 +521,12 @@ class Batcher:
             else:
                 ticket.verdicts[pending.index] = verdict
                 if not ticket.remaining:
-                    ticket.future.set_result([v for v in ticket.verdicts if v is not None])
+                    ticket.future.set_result(ticket.verdicts)
                     self._settle(ticket)
                     if (waiter := ticket.taken_waiter()) is not None:
                         self._waiters.append(waiter)
-        self._forget(ticket)
+        if not ticket.held:
+            self._forget(ticket)
 
     def _expire(self, ticket: Ticket) -> None:
         waited = self._clock.time() - ticket.submitted

@@ -103,7 +103,7 @@ class Catalog:
         Raises:
             NotFound, NotInstalled: see `find`; also where it is an encoder.
         """
-        found = self.find(name)
+        found = named(name, self.models)
         if isinstance(found, LoadedModel):
             return found
         raise NotFound.at(

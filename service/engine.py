@@ -1,7 +1,6 @@
 """From a decoded request to its answer: model and limits checked, work queued, verdicts put together."""
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -164,14 +163,14 @@ class LocalEngine:
                 known: _Plan | None = model.remembered.get(plain)
                 if known is not None and known.limits is self.limits and bytes_in + known.computed <= self.limits.bytes:
                     units = [Unit(known.job, sequences[0], request.pointer(0))]
-                    return Prepared(request, units, known.name, known.sizes, bytes_in + known.computed)
+                    return Prepared(request, units, known.name, known.info, known.sizes, bytes_in + known.computed)
         prepared = self._prepared(request, model, bytes_in)
         if model is not None and plain is not None:
             if len(model.remembered) >= MOST_PLANS:
                 model.remembered.clear()
             computed = prepared.size - bytes_in
             model.remembered[plain] = _Plan(
-                options, self.limits, prepared.units[0].job, prepared.name, prepared.sizes, computed
+                options, self.limits, prepared.units[0].job, prepared.name, prepared.info, prepared.sizes, computed
             )
         return prepared
 
@@ -207,7 +206,7 @@ class LocalEngine:
             statistics=model.statistics if model else self.own,
         )
         units = [Unit(job, sequence, request.pointer(i)) for i, sequence in enumerate(request.sequences)]
-        return Prepared(request, units, name, sizes, size)
+        return Prepared(request, units, name, self.catalog.info(backend, *name), sizes, size)
 
     def tokenised(self, request: TextInput) -> "Tokenised":
         """The tokens of a request that brings text. May be called from any thread.
@@ -258,7 +257,8 @@ class LocalEngine:
             statistics=encoder.statistics,
         )
         units = [Unit(job, SequenceInput(t.ids), request.pointer(i)) for i, t in enumerate(tokenised.tokens)]
-        return Prepared(request, units, (spec.name, spec.version), sizes, size, tokenised.tokens)
+        name = (spec.name, spec.version)
+        return Prepared(request, units, name, self.catalog.info(backend, *name), sizes, size, tokenised.tokens)
 
     def queue(self, prepared: "Prepared", deadline: float) -> "Submission":
         """Hand checked work to the queue, and let the shadow see it.
@@ -276,12 +276,7 @@ class LocalEngine:
         if self.shadow is not None:
             alone = [prepared.sizes.alone(unit.length, request.options) for unit in units]
             self.shadow.watch(ticket.future, prepared.name, units, alone)
-        return self._submission(prepared, ticket)
-
-    def _submission(self, prepared: "Prepared", ticket: Ticket) -> "Submission":
-        job = prepared.units[0].job
-        info = self.catalog.info(job.backend, *prepared.name)
-        return Submission(ticket, prepared.request, prepared.name, info, prepared.tokens, job.statistics)
+        return Submission(ticket, prepared)
 
     def _check_fit(self, request: AttentionInput, model: LoadedModel | None, embed_dim: int) -> None:
         """Raise `InvalidInput` where a tensor does not fit the model or the caller's projections."""
@@ -317,6 +312,7 @@ class Prepared:
         request: as decoded.
         units: its sequences.
         name: name and version of what computes it.
+        info: with what.
         sizes: of what computes it.
         size: bytes that it and its tensors take.
         tokens: of each text; None where the caller brought embeddings.
@@ -325,6 +321,7 @@ class Prepared:
     request: AttentionInput | TextInput
     units: list[Unit]
     name: tuple[str, str]
+    info: BackendInfo
     sizes: Sizes
     size: int
     tokens: list[Tokens] | None = None
@@ -344,20 +341,17 @@ class _Plan:
     limits: Limits
     job: Job
     name: tuple[str, str]
+    info: BackendInfo
     sizes: Sizes
     computed: int
 
 
 @dataclass(slots=True)
 class Submission:
-    """A queued request and what its answer will say of itself."""
+    """A queued request."""
 
     ticket: Ticket
-    request: AttentionInput | TextInput
-    model: tuple[str, str]
-    backend: BackendInfo
-    tokens: list[Tokens] | None = None
-    statistics: Statistics | None = None
+    prepared: Prepared
 
     async def result(self) -> AttentionOutput:
         """Wait for every sequence; errors as in `verdicts` and in `output`."""
@@ -373,7 +367,7 @@ class Submission:
 
     async def output(self, verdicts: Verdicts) -> AttentionOutput:
         """What `output_now` gives, while the event loop goes on if that takes long."""
-        if self.request.options.dtype == "float16" and self.ticket.bytes >= ROUND_IN_THREAD_FROM:
+        if self.prepared.request.options.dtype == "float16" and self.ticket.bytes >= ROUND_IN_THREAD_FROM:
             return await asyncio.to_thread(self.output_now, verdicts)
         return self.output_now(verdicts)
 
@@ -383,21 +377,21 @@ class Submission:
         Raises:
             NumericOverflow: if that is float16 and the answer does not fit.
         """
-        options = self.request.options
-        answers = [answer for answer, _ in verdicts]
+        prepared, answers, rows = self.prepared, [], []
+        for answer, dead in verdicts:
+            answers.append(answer)
+            rows.append(dead)
+        request, options = prepared.request, prepared.request.options
         if options.dtype == "float16":  # only now: the shadow compares what was computed
-            answers = self._rounded(answers)
+            answers = [as_float16(answer, request.pointer(i)) for i, answer in enumerate(answers)]
         return AttentionOutput(
-            answers=answers,
-            fully_masked_rows=[rows for _, rows in verdicts],
-            form=self.request.form,
-            encoding=options.encoding,
-            format=options.format,
-            decimals=options.decimals,
-            tokens=self.tokens,
-            model=self.model,
-            backend=self.backend,
+            answers,
+            rows,
+            request.form,
+            options.encoding,
+            prepared.name,
+            prepared.info,
+            options.format,
+            options.decimals,
+            prepared.tokens,
         )
-
-    def _rounded(self, answers: Sequence[Answer]) -> list[Answer]:
-        return [as_float16(answer, self.request.pointer(i)) for i, answer in enumerate(answers)]

@@ -84,7 +84,13 @@ class Protocol(HttpToolsProtocol):
             self._gather(data)
             return
         shortcut = self._shortcut
-        if shortcut is None or self._within or not self._rests:
+        cycle = self.cycle
+        if (
+            shortcut is None
+            or self._within
+            or self.flow.write_paused  # the last answer is not taken yet, or, below, not written
+            or not (cycle is None or cycle.response_complete)
+        ):
             self._heard += len(data)
             super().data_received(data)
             self._learn()
@@ -154,11 +160,6 @@ class Protocol(HttpToolsProtocol):
         leaving, self._leaving = self._leaving, None
         if leaving is not None:
             leaving.left()
-
-    @property
-    def _rests(self) -> bool:
-        """Whether every request that has come is answered, and the answer taken."""
-        return (self.cycle is None or self.cycle.response_complete) and not self.flow.write_paused
 
     def _answer(self, status: int, headers: Headers, body: bytes) -> bool:
         """Write the answer to the request that takes the short way, and go on to what came behind it; see `Reply`."""
@@ -284,7 +285,8 @@ class Protocol(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         if self.pipeline:
             cycle, app = self.pipeline.pop()
             self._start_asgi_task(cycle, app)

@@ -223,4 +223,8 @@ class AttentionOutput:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        return sum([value.nbytes for answer in self.answers for value in answer.values()])
+        total = 0
+        for answer in self.answers:
+            for value in answer.values():
+                total += value.nbytes
+        return total

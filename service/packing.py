@@ -49,6 +49,7 @@ class Job:
         window: the model's sliding window, or None.
         projections: the caller's own matrices, or None.
         statistics: of the model, or None where nobody counts.
+        plain: how sequences without a mask and a bias are sorted, by their lengths; jobs may be shared by requests.
     """
 
     runner: Runner
@@ -60,15 +61,13 @@ class Job:
     window: int | None = None
     projections: Projections | None = None
     statistics: Statistics | None = None
-    _plain: dict[int, Sorted] = field(default_factory=dict, init=False, repr=False)
+    plain: dict[int, Sorted] = field(default_factory=dict, init=False, repr=False)
 
-    def plain(self, length: int) -> Sorted:
-        """How a sequence without a mask and a bias is sorted; remembered, as jobs may be shared by requests."""
-        found = self._plain.get(length)
-        if found is None:
-            if len(self._plain) >= MOST_LENGTHS:
-                self._plain.clear()
-            found = self._plain[length] = self.sorted(length, masked=False, biases=0)
+    def plainly_sorted(self, length: int) -> Sorted:
+        """How a sequence without a mask and a bias is sorted, which is remembered in `plain`."""
+        if len(self.plain) >= MOST_LENGTHS:
+            self.plain.clear()
+        found = self.plain[length] = self.sorted(length, masked=False, biases=0)
         return found
 
     def sorted(self, length: int, *, masked: bool, biases: int) -> Sorted:
@@ -86,7 +85,6 @@ class Job:
         return Sorted(bucket, masked, kind, (*kind, biases, self.scale, matrices))
 
 
-@dataclass(slots=True, eq=False)
 class Unit:
     """One sequence of one request: what is queued, batched and answered. It does not change.
 
@@ -98,24 +96,18 @@ class Unit:
         bucket, masked, kind, key: see `Sorted`.
     """
 
-    job: Job
-    sequence: SequenceInput
-    pointer: str
-    length: int = field(init=False)
-    bucket: int = field(init=False)
-    masked: bool = field(init=False)
-    kind: tuple[object, ...] = field(init=False)
-    key: tuple[object, ...] = field(init=False)
+    __slots__ = ("bucket", "job", "key", "kind", "length", "masked", "pointer", "sequence")
 
-    def __post_init__(self) -> None:
-        self.length = length = len(self.sequence.inputs)
-        mask, bias = self.sequence.attn_mask, self.sequence.attn_bias
+    def __init__(self, job: Job, sequence: SequenceInput, pointer: str) -> None:
+        self.job, self.sequence, self.pointer = job, sequence, pointer
+        self.length = length = len(sequence.inputs)
+        mask, bias = sequence.attn_mask, sequence.attn_bias
         if mask is None and bias is None:
-            self.bucket, self.masked, self.kind, self.key = self.job.plain(length)
+            found = job.plain.get(length) or job.plainly_sorted(length)
         else:
             biases = 0 if bias is None else len(_with_heads(bias))
-            found = self.job.sorted(length, masked=mask is not None, biases=biases)
-            self.bucket, self.masked, self.kind, self.key = found
+            found = job.sorted(length, masked=mask is not None, biases=biases)
+        self.bucket, self.masked, self.kind, self.key = found
 
     def visible(self) -> Bool | None:
         """Which columns a row sees, by the caller's mask and the model: (n, n), or None for all."""
@@ -138,7 +130,7 @@ def batch_of(units: Sequence[Unit], spread: Spread = in_turn) -> Batch:
     if units[0].sequence.attn_bias is not None:
         biases = tuple(_with_heads(unit.sequence.attn_bias) for unit in units)
     return Batch(
-        inputs=tuple(unit.sequence.inputs for unit in units),
+        inputs=tuple([unit.sequence.inputs for unit in units]),
         masks=masks,
         biases=biases,
         is_causal=job.is_causal and masks is None,
@@ -183,7 +175,12 @@ def answer(unit: Unit, tensors: Tensors) -> tuple[Answer, list[int]]:
     options = unit.job.options
     found: Answer = {}
     for name, tensor in tensors.items():
-        _check_finite(name, tensor, keep if name == "scores" else None, unit.pointer)
+        # A masked score is -inf, and right.
+        allowed = None if keep is None or name != "scores" else (tensor < 0) & ~keep
+        if not (all_finite(tensor) if allowed is None else (np.isfinite(tensor) | allowed).all()):
+            raise NumericOverflow.at(
+                unit.pointer, f"the numbers are finite, but so large that {name} overflow float32; scale them down"
+            )
         kind = name.rpartition(".")[2]  # an encoder's are called layers.5.weights
         if kind not in PER_HEAD:
             found[name] = tensor
@@ -205,15 +202,6 @@ def _silence(tensors: Tensors, rows: list[int]) -> None:
         outputs[rows] = 0
     if (scores := tensors.get("scores")) is not None:
         scores[:, rows] = -np.inf
-
-
-def _check_finite(name: str, tensor: F32, keep: Bool | None, pointer: str) -> None:
-    # A masked score is -inf, and right.
-    good = all_finite(tensor) if keep is None else (np.isfinite(tensor) | ((tensor < 0) & ~keep)).all()
-    if not good:
-        raise NumericOverflow.at(
-            pointer, f"the numbers are finite, but so large that {name} overflow float32; scale them down"
-        )
 
 
 def top_k(weights: F32, k: int) -> TopK:

@@ -64,6 +64,7 @@ class Runtime:
     Attributes:
         records: of the requests.
         complete: whether all workers have been started; a service is not ready before that.
+        draining: whether the service is shutting down.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Runtime:
         self._engine: LocalEngine | None = None
         self._loading: asyncio.Task[None] | None = None
         self._fatal: AttentionError | None = None
-        self._closing = False
+        self.draining = False
         self.complete = True
         self.metrics.watch(self.metrics.ready, lambda: float(not self.obstacle()))
         self.metrics.watch(self.metrics.workers_ready, lambda: float(not self.own_obstacle()))
@@ -186,18 +187,13 @@ class Runtime:
     async def _statistics(self, wanted: str) -> dict[str, Any]:
         return asdict(self.engine.statistics(wanted))
 
-    @property
-    def draining(self) -> bool:
-        """Whether the service is shutting down."""
-        return self._closing
-
     def obstacle(self) -> str:
         """Why the service is not ready; empty if it is."""
         return self.own_obstacle() or ("" if self.complete else "other workers are still being started")
 
     def own_obstacle(self) -> str:
         """The same of this worker alone."""
-        if self._closing:
+        if self.draining:
             return "the service is shutting down"
         if self._fatal is not None:
             return f"the service could not start: {self._fatal}"
@@ -257,7 +253,7 @@ class Runtime:
 
     def begin_drain(self) -> None:
         """From now on the service says that it is not ready, and refuses new work."""
-        self._closing = True
+        self.draining = True
         if self._engine is not None:
             self._engine.batcher.refuse()
             if self._engine.shadow is not None:

@@ -126,7 +126,7 @@ class Shadow:
             self._count("skipped")
             return
         self._busy = True
-        twin = replace(unit, job=replace(unit.job, runner=runner, backend=other))
+        twin = Unit(replace(unit.job, runner=runner, backend=other), unit.sequence, unit.pointer)
         self._work.put(Sample(model, unit, twin, answered))
 
     def _serves(self, model: tuple[str, str], unit: Unit) -> bool:

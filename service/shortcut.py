@@ -73,13 +73,6 @@ class Known:
     call: Call | None = None
     large: bool = False
 
-    def begin(self, exchange: Exchange) -> Inference:
-        """Begin a request; errors as in `TensorEndpoint`."""
-        engine = self.route.engine()
-        if self.call is None or self.engine is not engine:
-            self.engine, self.call = engine, self.route.call(exchange, self.scope, engine)
-        return self.route.begin(exchange, self.call, engine)
-
 
 class Shortcut:
     """The heads that came before, and what becomes of requests that have them."""
@@ -156,7 +149,10 @@ class Shortcut:
         try:
             if known.guarded:
                 runtime.access.caller(exchange, client)
-            inference = known.begin(exchange)
+            engine = runtime.engine
+            if known.call is None or known.engine is not engine:
+                known.engine, known.call = engine, known.route.call(exchange, known.scope, engine)
+            inference = known.route.begin(exchange, known.call, engine)
             if inference.call.is_long(body):
                 known.large = True
                 return None

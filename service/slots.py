@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from models.errors import AttentionError, InvalidInput
-from service.backends.base import Tensors
 from service.cores import Cores
 from service.errors import BackendFailed
 from service.lane import ALONE, Spread, Team, in_turn
@@ -106,18 +105,17 @@ def compute(units: Sequence[Unit], spread: Spread = in_turn) -> tuple[list[Verdi
         if len(units) == 1:
             return [_as_error(error, units[0])], 1
     else:
-        return [_verdict(unit, tensors) for unit, tensors in zip(units, results, strict=True)], 0
+        verdicts: list[Verdict] = []
+        for unit, tensors in zip(units, results, strict=True):
+            try:
+                verdicts.append(answer(unit, tensors))
+            except Exception as error:  # noqa: BLE001 - as above
+                verdicts.append(_as_error(error, unit))
+        return verdicts, 0
     # Here the error is gone, and with its traceback the memory of the failed run: it may be what was short.
     half = len(units) // 2
     left, right = compute(units[:half], spread), compute(units[half:], spread)
     return left[0] + right[0], left[1] + right[1] + 1
-
-
-def _verdict(unit: Unit, tensors: Tensors) -> Verdict:
-    try:
-        return answer(unit, tensors)
-    except Exception as error:  # noqa: BLE001 - as above
-        return _as_error(error, unit)
 
 
 def _as_error(error: BaseException, unit: Unit) -> AttentionError:

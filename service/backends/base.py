@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from models.repository import EncoderEntry, ModelEntry
 from models.spec import ComputeDtype
@@ -16,8 +16,7 @@ Tensors = Mapping[str, F32]
 """Tensors of one sequence by name: per-head ones (h, n, ·), outputs (n, h * value_dim), projected (n, embed_dim)."""
 
 
-@dataclass(frozen=True, slots=True)
-class BackendInfo:
+class BackendInfo(NamedTuple):
     """What an answer was computed with.
 
     Attributes:
@@ -37,7 +36,7 @@ class BackendInfo:
 
     def of(self, compute_dtype: ComputeDtype) -> "BackendInfo":
         """What a model is computed with that declares this dtype."""
-        return replace(self, dtype=compute_dtype) if self.as_declared and compute_dtype != "float32" else self
+        return self._replace(dtype=compute_dtype) if self.as_declared and compute_dtype != "float32" else self
 
 
 @dataclass(frozen=True, slots=True)

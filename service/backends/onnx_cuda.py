@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,7 +38,7 @@ class CudaOnnxBackend(OnnxBackend):
         super().__init__(device, settings)
         self.exact = settings.deterministic
         if settings.allow_tf32:
-            self.info = replace(self.info, dtype="tf32")
+            self.info = self.info._replace(dtype="tf32")
         ort.set_default_logger_severity(3)  # else each session warns that it is no plugin
         self.stream = torch.cuda.Stream(torch.device(str(device)))  # type: ignore[no-untyped-call]
         self.options["user_compute_stream"] = str(self.stream.cuda_stream)

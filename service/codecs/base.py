@@ -378,9 +378,9 @@ def flat_tensors(output: AttentionOutput) -> dict[str, Array]:
     One sequence: `outputs`, …; one array of sequences: the same, stacked; a list: `outputs.0`, `outputs.1`, …. Sparse
     weights are two tensors, `weights.indices` and `weights.values`.
     """
-    parts = [named(answer) for answer in output.answers]
     if output.form == "one":
-        return parts[0]
+        return named(output.answers[0])
+    parts = [named(answer) for answer in output.answers]
     if output.form == "stack" and len(parts) == 1:
         return {name: array[None] for name, array in parts[0].items()}
     if output.form == "stack":

@@ -218,7 +218,7 @@ class RemoteEngine(LocalEngine):
         model = "@".join(prepared.name) if units[0].job.projections is None else ""
         asked = Asked(request, prepared.tokens, bytes_in, deadline)
         ticket = self._queue.submit(asked, model, len(units), prepared.size, self.limits)
-        return self._submission(prepared, ticket)
+        return Submission(ticket, prepared)
 
 
 class Remote:

@@ -199,7 +199,7 @@ def catalog_frame(catalog: Catalog, limits: Limits, serials: Mapping[int, str]) 
     ]
     head = {
         "device": (catalog.device.kind, catalog.device.index, catalog.device.note),
-        "backends": [asdict(backend.info) for backend in catalog.backends.values()],
+        "backends": [backend.info._asdict() for backend in catalog.backends.values()],
         "models": [_model_head(model, serials[id(model)]) for model in served],
         "broken": [(entry.origin, entry.reason) for entry in catalog.broken],
         "failures": catalog.failures,

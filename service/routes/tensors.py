@@ -27,6 +27,7 @@ from service.problems import MEDIA_TYPE as PROBLEM
 from service.runtime import Runtime
 from service.settings import Settings
 from service.statistics import Statistics
+from service.tallies import observe_each
 
 TIMEOUT_HEADER = b"x-request-timeout-ms"
 
@@ -179,7 +180,7 @@ class Inference:
         self._decoded = time.monotonic()
         deadline = min(self.deadline, self._exchange.arrived + self.call.timeout_s(self._request))
         self.submission = self._engine.queue(prepared, deadline)
-        self._ticket, self._statistics = self.submission.ticket, self.submission.statistics
+        self._ticket, self._statistics = self.submission.ticket, prepared.units[0].job.statistics
         return self._ticket
 
     def cancel(self, why: str) -> None:
@@ -220,15 +221,14 @@ class Inference:
 
     def answered(self) -> None:
         """Count its stages: all of the answer has been sent."""
-        for stage, seconds in self._stages.items():
-            self._metrics.stage_of[stage].observe(seconds)
+        observe_each(self._metrics.stage_of, self._stages)
 
     def end(self, *, failed: bool) -> None:
         """Let go of it, and if it failed before it was answered, count that."""
         if failed and not self._counted:
             statistics = self._statistics or self.call.statistics()  # the body may have said whose
             if statistics is not None:
-                statistics.fail.add(time.monotonic() - self._exchange.arrived)
+                statistics.refused(time.monotonic() - self._exchange.arrived)
         if self._ticket is not None:
             if (details := self._exchange.details) is not None:
                 details.work = self._work(self._ticket)
@@ -236,7 +236,7 @@ class Inference:
 
     def _work(self, ticket: Ticket) -> Work:
         """What was computed, as far as it came."""
-        name, version = self.submission.model
+        name, version = self.submission.prepared.name
         stages = (
             ("decode", self._decoding, self._decoded),
             ("queue", ticket.submitted, ticket.started),
@@ -245,7 +245,7 @@ class Inference:
         )
         return Work(
             model=f"{name}@{version}" if version else name,
-            backend=self.submission.backend.name,
+            backend=self.submission.prepared.info.name,
             sequences=ticket.sequences,
             tokens=ticket.tokens,
             batch=ticket.batch,

@@ -20,6 +20,7 @@ from models.types import Projections
 from service.catalog import Catalog, LoadedModel
 from service.devices import Device
 from service.metrics import SHADOW_OUTCOMES, Metrics
+from service.packing import Unit
 from service.runtime import Runtime
 from service.settings import Settings
 from service.shadow import Sample, Shadow
@@ -271,7 +272,7 @@ async def test_matrices_of_the_caller_are_a_model_too(bench):
     one = bench(projections=runners)
     matrices = Projections(*(np.ones((2, 1), np.float32),) * 3)
     asked = unit(2.0, runners["onnx"], backend="onnx")
-    asked = replace(asked, job=replace(asked.job, projections=matrices))
+    asked = Unit(replace(asked.job, projections=matrices), asked.sequence, asked.pointer)
 
     assert await one.outcome(asked, model=("projections", "")) == {"compared": 1}
 

@@ -564,7 +564,7 @@ def test_an_answer_that_is_to_be_compressed_is_not_only_copied(bench: Bench):
 
 def test_a_draining_service_refuses_by_the_ordinary_way(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     bench.replies(PLAIN, PLAIN)
-    monkeypatch.setattr(bench.app.runtime, "_closing", True)
+    monkeypatch.setattr(bench.app.runtime, "draining", True)
 
     ((line, headers, _),) = bench.replies(PLAIN)
 
