@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 from models.repository import EncoderEntry, write
@@ -15,6 +16,10 @@ from tests.serving import ROOT, Server, empty_repository, start_server
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
+
+
+hypothesis.settings.register_profile("untimed", deadline=None)  # how long an example takes says how busy a machine is
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from models.errors import NumericOverflow
 from models.types import TENSOR_NAMES, Projections
 from service.messages import TopK
-from service.packing import answer, as_float16, batch_limit, batch_of, top_k
+from service.packing import Unit, answer, as_float16, batch_limit, batch_of, top_k
 
 N = 4
 
@@ -108,7 +108,7 @@ def test_callers_with_matrices_of_their_own_never_share_a_batch():
 
     units = [unit(1, runner), unit(2, runner)]
     keys = {
-        dataclasses.replace(u, job=dataclasses.replace(u.job, projections=own)).key
+        Unit(dataclasses.replace(u.job, projections=own), u.sequence, u.pointer).key
         for u in units
         for own in (None, one, two)
     }
