@@ -104,9 +104,7 @@ def tell(waiters: Sequence[Waiter]) -> None:
     What sends an answer belongs into the second: each that leaves wakes its client, which wants the core that the other
     answers are to be written on.
     """
-    for rest in _called(waiters):
-        if rest is not None:
-            _called((rest,))
+    _called([rest for rest in _called(waiters) if rest is not None])
 
 
 def _called(waiters: Sequence[Callable[[], Found]]) -> list[Found]:

@@ -88,8 +88,8 @@ class Protocol(HttpToolsProtocol):
         if (
             shortcut is None
             or self._within
-            or self.flow.write_paused  # the last answer is not taken yet, or, below, not written
-            or not (cycle is None or cycle.response_complete)
+            or self.flow.write_paused  # the last answer has not been taken
+            or not (cycle is None or cycle.response_complete)  # nor written
         ):
             self._heard += len(data)
             super().data_received(data)
