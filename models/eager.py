@@ -123,11 +123,11 @@ class SelfAttention(nn.Module):
         for name in ("query", "key", "value", "output"):
             matrix, bias = getattr(weights, name), getattr(weights, f"{name}_bias")
             # Not plain `query`: an ONNX graph uses a name once, and that is the output's.
-            self.register_buffer(f"{name}_projection", None if matrix is None else torch.tensor(matrix).to(dtype))
-            self.register_buffer(f"{name}_bias", None if bias is None else torch.tensor(bias))
+            self._hold(f"{name}_projection", None if matrix is None else torch.tensor(matrix).to(dtype))
+            self._hold(f"{name}_bias", None if bias is None else torch.tensor(bias))
         for name in ("query", "key"):
             weight = getattr(weights, f"{name}_norm")
-            self.register_buffer(f"{name}_norm", None if weight is None else torch.tensor(weight))
+            self._hold(f"{name}_norm", None if weight is None else torch.tensor(weight))
         match spec.position:
             case Rope() as rope:
                 self.growth = rope_growth(rope)
@@ -146,6 +146,13 @@ class SelfAttention(nn.Module):
                 assert weights.relative_bias is not None, "the weights were checked against the spec"
                 by_distance = relative_bias(relative, weights.relative_bias)  # (2 * max_distance + 1, h)
                 self.register_buffer("by_distance", torch.tensor(by_distance))
+
+    def _hold(self, name: str, tensor: Tensor | None) -> None:
+        """Register a buffer; None as an attribute: `torch.export` counts buffers that are None, and then fails."""
+        if tensor is None:
+            setattr(self, name, None)
+        else:
+            self.register_buffer(name, tensor)
 
     def project(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Token embeddings (b, n, embed_dim) to query, key and value (b, h, n, ·), normalised and rotated."""
