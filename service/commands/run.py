@@ -9,9 +9,6 @@ from typing import Annotated
 import typer
 
 from service.catalog import load_catalog
-from service.codecs import DECODERS, ENCODERS
-from service.codecs.base import check_media_type
-from service.codecs.base import options as read_options
 from service.engine import LocalEngine
 from service.errors import InvalidOption
 from service.messages import AttentionInput, AttentionOutput, Options
@@ -45,6 +42,10 @@ def run(
     decimals: Annotated[int | None, typer.Option(help="Decimals of the numbers in a .json answer, 0 to 9.")] = None,
 ) -> None:
     """Compute one request without a server: the same answer the service gives, bit by bit."""
+    from service.codecs import DECODERS, ENCODERS  # noqa: PLC0415 - with them comes Numba, which takes a second
+    from service.codecs.base import check_media_type  # noqa: PLC0415 - as above
+    from service.codecs.base import options as read_options  # noqa: PLC0415 - as above
+
     given = {
         "model": model,
         "return": returns,
