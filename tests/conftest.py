@@ -72,6 +72,12 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "artifacts"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def tests_find_graphs(artifacts: Path) -> None:
+    """See `exports.graph`."""
+    os.environ["TEST_ARTIFACTS"] = str(artifacts)
+
+
 @pytest.fixture
 def exported(clean_environment: None, artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A benchmark that starts a service lets it find the graphs of this run."""

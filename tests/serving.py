@@ -1,12 +1,16 @@
 """A service that really runs, for the tests that start one of their own."""
 
+import contextlib
 import os
 import signal
-import subprocess
-import sys
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import psutil
+
+from tests import forks
+from tests.forks import Fork
 
 ROOT = Path(__file__).parent.parent
 
@@ -30,10 +34,19 @@ class Server:
     """
 
     url: str
-    process: "subprocess.Popen[str]"
+    process: Fork
     reader: threading.Thread
     grpc: str = ""
     log: list[str] = field(default_factory=list)
+
+    def children(self, name: str) -> list[psutil.Process]:
+        """Those that live and that `ps` calls so."""
+        found = []
+        for child in psutil.Process(self.process.pid).children():
+            with contextlib.suppress(psutil.Error):
+                if child.name() == name and child.status() != psutil.STATUS_ZOMBIE:
+                    found.append(child)
+        return found
 
     def stop(self, number: int = signal.SIGTERM, timeout: float = 60) -> int:
         """Signal it, and wait for its exit code."""
@@ -57,17 +70,9 @@ def start_server(artifacts: Path, **environment: str) -> Server:
         "ATTENTION_MODEL_REPOSITORY": str(empty_repository(artifacts)),
         "ATTENTION_DEVICE": "cpu",
         "ATTENTION_WORKERS": "1",
-        "PYTHONUNBUFFERED": "1",
         **environment,
     }
-    process = subprocess.Popen(
-        [sys.executable, "-m", "service", "serve", "--port", "0"],
-        cwd=ROOT,
-        env=clean,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    process = forks.start(["serve", "--port", "0"], clean)
     assert process.stdout is not None
     seen: list[str] = []
     grpc = ""

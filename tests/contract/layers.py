@@ -20,6 +20,7 @@ from service.devices import Device
 from service.messages import Options
 from service.packing import Job, Unit, answer, batch_of
 from service.settings import Settings
+from tests import exports
 
 DEVICE = Device(os.environ.get("TEST_DEVICE", "cpu"))
 DETERMINISTIC = bool(os.environ.get("TEST_DETERMINISTIC"))
@@ -144,10 +145,17 @@ def backend(name: str, artifacts: Path) -> Backend:
     return open_backend(name, DEVICE, Settings(artifacts=artifacts, deterministic=DETERMINISTIC))
 
 
+def served(name: str, entry: ModelEntry, artifacts: Path) -> Runner:
+    """A layer on a backend, loaded now."""
+    if name == "onnx":
+        exports.graph(entry)  # or other processes might do so at the same time
+    return backend(name, artifacts).layer(entry)
+
+
 @lru_cache
 def layer_runner(name: str, layer: str, artifacts: Path) -> Runner:
     """A layer of this module on a backend, loaded once."""
-    return backend(name, artifacts).layer((LAYERS | WIDE)[layer])
+    return served(name, (LAYERS | WIDE)[layer], artifacts)
 
 
 @lru_cache

@@ -16,7 +16,7 @@ from service.backends.base import Batch
 from service.backends.onnx import TILE_FROM, WIDE_HEAD
 from service.backends.tiles import CAUSAL_ROWS
 from tests.contract import layers
-from tests.contract.layers import DEVICE, assert_close, attend, backend, draw_sequence, layer_runner, make_layer
+from tests.contract.layers import DEVICE, assert_close, attend, backend, draw_sequence, layer_runner, make_layer, served
 
 ONE_HEAD = (
     make_layer("one-head", embed_dim=8, head_dim=WIDE_HEAD, value_dim=5, with_biases=True),
@@ -48,7 +48,7 @@ def test_outputs_alone_are_the_outputs_beside_weights(layer: str, n: int, artifa
     wanted = ("outputs", "projected") if layer == "projecting" else ("outputs",)
     cases = [(False, False, False), (True, False, False), (False, True, False), (True, True, True)]
     for name in ("onnx", "eager"):
-        runner = backend(name, artifacts).layer(LAYERS[layer])  # a new one: its memory goes with it
+        runner = served(name, LAYERS[layer], artifacts)  # a new one: its memory goes with it
         for is_causal, masked, biased in cases:
             sequences = [long_sequence(layer, n, seed, masked=masked, biased=biased) for seed in (1, 2)]
             options = {"scale": spec.effective_scale, "window": spec.window, "is_causal": is_causal}
@@ -83,7 +83,7 @@ def test_bits_do_not_depend_on_who_computes_the_parts(name: str, layer: str, wan
     entry = LAYERS[layer]
     if entry.weights.output is None:
         wanted = tuple(tensor for tensor in wanted if tensor != "projected")
-    runner = backend(name, artifacts).layer(entry)
+    runner = served(name, entry, artifacts)
     n = LENGTHS[-1]
     inputs = (draw_sequence(entry, n, 0).inputs,)
     random = np.random.default_rng(0)

@@ -20,11 +20,11 @@ from tests.contract.layers import (
     Found,
     assert_close,
     attend,
-    backend,
     by_reference,
     draw_sequence,
     make_layer,
     projections_runner,
+    served,
 )
 
 B = Projections(
@@ -79,10 +79,10 @@ _SERVED: dict[tuple[str, str], Runner] = {}
 
 
 def serve(name: str, artifacts: Path, entry: ModelEntry) -> Runner:
-    """A layer on a backend, loaded once: an export takes a second."""
+    """A layer on a backend, loaded once: an export takes seconds."""
     key = name, artifact_key(entry.spec, entry.weights)
     if key not in _SERVED:
-        _SERVED[key] = backend(name, artifacts).layer(entry)
+        _SERVED[key] = served(name, entry, artifacts)
     return _SERVED[key]
 
 

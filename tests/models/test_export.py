@@ -11,6 +11,7 @@ from models.errors import ArtifactError
 from models.export import OPSET, export_layer, export_projections
 from models.graphs import Variant, checked, specialise
 from models.types import TENSOR_NAMES, SequenceInput
+from tests import exports
 from tests.contract.layers import LAYERS, assert_close, by_reference, draw_sequence, make_layer, seeing_all
 
 FULL = Variant(TENSOR_NAMES, masked=True, biased=True)
@@ -21,8 +22,8 @@ MATRICES = ("query_projection", "key_projection", "value_projection")
 
 @lru_cache
 def exported(layer: str) -> onnx.ModelProto:
-    """A layer's full graph, exported once for all tests, which must not change it."""
-    return export_layer(LAYERS[layer].spec, LAYERS[layer].weights)
+    """A layer's full graph, which tests must not change."""
+    return exports.graph(LAYERS[layer])
 
 
 @lru_cache

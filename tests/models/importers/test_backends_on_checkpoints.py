@@ -13,7 +13,7 @@ from models.repository import ModelEntry
 from models.types import SequenceInput
 from service.backends import BACKENDS
 from tests import parity_table
-from tests.contract.layers import attend, backend
+from tests.contract.layers import attend, served
 from tests.models.importers import test_distilbert as distilbert
 from tests.models.importers import test_gpt2 as gpt2
 from tests.models.importers import test_llama as llama
@@ -121,7 +121,7 @@ def differences_of(runtime: str, entry: ModelEntry, run: parity.Run, artifacts: 
 
     Another sequence shares the batch, as it may in service.
     """
-    runner = backend(runtime, artifacts).layer(entry)
+    runner = served(runtime, entry, artifacts)
     inputs = run.inputs.astype(np.float32)
     assert (inputs == run.inputs).all(), "what entered the library was float32"
     worst = dict.fromkeys(TENSORS, 0.0)

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -11,6 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from serving import empty_repository
+
+from tests import forks
 
 ROOT = Path(__file__).parent.parent.parent.parent
 
@@ -27,11 +28,7 @@ def attention(artifacts: Path):
             "COLUMNS": "120",
             **environment,
         }
-        command = [sys.executable, "-m", "service", *arguments]
-        done = subprocess.run(command, input=stdin, capture_output=True, cwd=ROOT, env=clean, timeout=100)
-        return subprocess.CompletedProcess(
-            command, done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
-        )
+        return forks.run(arguments, clean, stdin)
 
     return run
 
