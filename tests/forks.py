@@ -4,6 +4,7 @@ What is forked is a process of its own with its own environment, arguments and o
 `python -m service`; tests of how it starts start it so.
 """
 
+import atexit
 import contextlib
 import gc
 import json
@@ -114,11 +115,14 @@ def _parent() -> socket.socket:
     """The process that forks, of this test process; it ends with it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        command = [sys.executable, "-m", "tests.forks", str(theirs.fileno())]
-        environment = dict(os.environ) | {"PYTHONUNBUFFERED": "1"}
-        subprocess.Popen(
-            command, cwd=Path(__file__).parent.parent, env=environment, pass_fds=(theirs.fileno(),)
-        ).returncode = 0
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.forks", str(theirs.fileno())],
+            cwd=Path(__file__).parent.parent,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            pass_fds=(theirs.fileno(),),
+        )
+    process.returncode = 0  # nobody waits for it, and that is no oversight
+    atexit.register(ours.close)
     return ours
 
 
@@ -143,6 +147,8 @@ def main(end: socket.socket) -> None:
         if end in ready:
             asked, descriptors, _, _ = socket.recv_fds(end, LONGEST, 4)
             if not asked:
+                waking.close()
+                wake.close()
                 return
             if not (pid := os.fork()):
                 _be(*json.loads(asked), descriptors)
@@ -189,4 +195,5 @@ def _be(arguments: list[str], environment: dict[str, str], descriptors: list[int
 
 
 if __name__ == "__main__":
-    main(socket.socket(fileno=int(sys.argv[1])))
+    with socket.socket(fileno=int(sys.argv[1])) as asking:
+        main(asking)

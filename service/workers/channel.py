@@ -81,18 +81,21 @@ class Channel:
         """Answer, and take answers, until the other side ends."""
         try:
             while True:
-                self._take(await self.receive())
+                self._take(await self._receive())
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
             self.close()
 
-    async def receive(self) -> dict[str, Any]:
-        """The next message; for whoever must know something before it can answer anything.
+    async def first(self) -> Any | None:
+        """What the first message says, before any is answered; None if the other side ends without one."""
+        try:
+            return (await self._receive())["argument"]
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self.close()
+            return None
 
-        Raises:
-            IncompleteReadError, ConnectionError: if there is none, because the other side has ended.
-        """
+    async def _receive(self) -> dict[str, Any]:
         (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
         message: dict[str, Any] = json.loads(await self._reader.readexactly(length))
         return message

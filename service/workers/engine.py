@@ -239,7 +239,9 @@ def _areas(end: socket.socket) -> tuple[Area, Area]:
 async def compute(control: socket.socket, listener: socket.socket) -> None:
     """Compute until the supervisor says stop; or, if it ends, until the workers have."""
     channel = await Channel.opened(control)
-    hello = (await channel.receive())["argument"]
+    hello = await channel.first()
+    if hello is None:  # the service stops already
+        return
     settings = Settings(**hello["settings"] | {"tracing": False})  # workers make spans, of stages here too
     logs.set_up(settings, "engine")
     ending = asyncio.Event()

@@ -9,7 +9,6 @@ import asyncio
 import logging
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +23,7 @@ from service.settings import Settings
 from service.workers.channel import Channel, Failed, Gone
 from service.workers.connections import Connections, Seat
 from service.workers.journal import Journal
+from service.workers.nursery import ENGINE_PROCESS, WORKER_PROCESS, Nursery, Process
 from service.workers.share import engine_apart, share, worker_count
 from service.workers.states import States
 
@@ -59,7 +59,7 @@ def serve(settings: Settings, on_ready: Callable[[str, str], None]) -> None:
         ConfigurationError: if it cannot start as configured.
     """
     with bind(settings) as listener:
-        supervisor = Supervisor(settings, worker_count(settings), listener)
+        supervisor = Supervisor(settings, worker_count(settings), listener, Nursery(listener))
         with asyncio.Runner() as runner:
             runner.run(supervisor.run(on_ready))
     if supervisor.fatal is not None:
@@ -80,7 +80,7 @@ class Worker:
         last: its last metrics.
     """
 
-    def __init__(self, number: int, process: asyncio.subprocess.Process, channel: Channel, seat: Seat | None) -> None:
+    def __init__(self, number: int, process: Process, channel: Channel, seat: Seat | None) -> None:
         self.number, self.process, self.channel, self.seat = number, process, channel, seat
         self.name = "the engine" if number == ENGINE else f"worker {number}"
         self.started = self.heard = time.monotonic()
@@ -91,8 +91,7 @@ class Worker:
     def end(self, reason: str) -> None:
         """Kill it."""
         log.error("%s (process %d) %s; killing it", self.name, self.process.pid, reason)
-        if self.process.returncode is None:
-            self.process.kill()
+        self.process.kill()
 
 
 class Supervisor:
@@ -102,9 +101,9 @@ class Supervisor:
         fatal: why the service could not start, if it could not.
     """
 
-    def __init__(self, settings: Settings, count: int, listener: socket.socket) -> None:
-        """Nothing is started yet."""
-        self._settings, self._count, self._listener = settings, count, listener
+    def __init__(self, settings: Settings, count: int, listener: socket.socket, nursery: Nursery) -> None:
+        """No worker is started yet."""
+        self._settings, self._count, self._listener, self._nursery = settings, count, listener, nursery
         self._states = States()
         self._connections = Connections(self._states)
         self._workers: dict[int, Worker] = {}
@@ -141,6 +140,7 @@ class Supervisor:
         self._connections.listen(self._listener)
         keepers = [loop.create_task(self._keep(number)) for number in range(self._count)]
         await self._stopping.wait()
+        self._nursery.close()
         await self._drain()
         await asyncio.wait(keepers)
         if engine is not None:  # last: it computes what the workers have accepted
@@ -183,6 +183,8 @@ class Supervisor:
         pause = 0.0
         while not self._stopping.is_set():
             worker = await self._started(number)
+            if worker is None:
+                return
             await self._until_ended(worker)
             if self._stopping.is_set():
                 return
@@ -201,30 +203,34 @@ class Supervisor:
                       pause)  # fmt: skip
             await _either(self._stopping, pause)
 
-    async def _started(self, number: int) -> Worker:
+    async def _started(self, number: int) -> Worker | None:
+        """Start a worker, or the engine; None if the service stops before that."""
         if number == ENGINE:
-            return await self._started_engine()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            assert self._apart is not None, "there is an engine only where it is apart"
+            return await self._born(ENGINE, ENGINE_PROCESS, self._apart.fileno())
         link, their_link = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         link.setblocking(False)
-        descriptors = (theirs.fileno(), their_link.fileno(), self._states.descriptor)
-        with theirs, their_link:
-            process = await _run("service.workers.worker", descriptors)
         seat = Seat(link)
+        with their_link:
+            descriptors = their_link.fileno(), self._states.descriptor
+            worker = await self._born(number, WORKER_PROCESS, *descriptors, seat=seat)
+        if worker is None:
+            link.close()
+        else:
+            self._connections.seat(seat)
+        return worker
+
+    async def _born(self, number: int, module: str, *descriptors: int, seat: Seat | None = None) -> Worker | None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            process = await self._nursery.start(module, (theirs.fileno(), *descriptors))
+        if process is None:
+            ours.close()
+            return None
         worker = Worker(number, process, await Channel.opened(ours), seat)
         self._introduce(worker)
         self._workers[number] = worker
-        self._connections.seat(seat)
         return worker
-
-    async def _started_engine(self) -> Worker:
-        assert self._apart is not None
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs:
-            process = await _run("service.workers.engine", (theirs.fileno(), self._apart.fileno()))
-        engine = self._workers[ENGINE] = Worker(ENGINE, process, await Channel.opened(ours), None)
-        self._introduce(engine)
-        return engine
 
     def _introduce(self, worker: Worker) -> None:
         """Tell a new worker what to be, and listen to what it says."""
@@ -391,15 +397,6 @@ class Supervisor:
         if self._turn_of is worker:
             self._turn_of = None
             self._turn.release()
-
-
-async def _run(module: str, descriptors: tuple[int, ...]) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", module, *map(str, descriptors),
-        pass_fds=descriptors,
-        stdin=asyncio.subprocess.DEVNULL,
-        process_group=0,  # a terminal's Ctrl-C is the supervisor's to deal with
-    )  # fmt: skip
 
 
 def listening() -> socket.socket:

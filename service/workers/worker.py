@@ -163,7 +163,9 @@ async def work(control: socket.socket, link: socket.socket, states: States) -> N
     """Serve until the supervisor says stop, or ends."""
     make_room()
     channel = await Channel.opened(control)
-    hello = (await channel.receive())["argument"]
+    hello = await channel.first()
+    if hello is None:  # the service stops already
+        return
     settings = Settings(**hello["settings"])
     logs.set_up(settings, f"worker {hello['number']}")
     cores = Cores(hello["cores"], states.computing[: settings.workers], hello["number"])

@@ -138,3 +138,14 @@ def test_an_answer_that_does_not_come_in_time_is_not_waited_for():
         return await one.ask("double", 1)
 
     assert between(talk) == 2
+
+
+def test_who_hears_nothing_before_the_other_side_ends_is_told_so():
+    async def talk():
+        one, other = [await Channel.opened(end) for end in socket.socketpair()]
+        one.tell("hello", {"number": 3})
+        said = [await other.first()]
+        one.close()
+        return [*said, await other.first()]
+
+    assert asyncio.run(asyncio.wait_for(talk(), 20)) == [{"number": 3}, None]

@@ -45,7 +45,7 @@ BLOCKER, BLOCKING = npy(np.zeros((8_192, 64), np.float32)), "/v1/attention?retur
 
 
 def workers_of(server: Server) -> list[psutil.Process]:
-    return [child for child in psutil.Process(server.process.pid).children() if child.is_running()]
+    return server.children("attn-worker")
 
 
 @contextmanager
@@ -289,6 +289,18 @@ def test_a_second_signal_ends_it_at_once(artifacts: Path):
         assert server.stop() == 0
         assert time.monotonic() - started < 10
     assert "Traceback" not in "".join(server.log), "it was asked to end so"
+
+
+def test_a_worker_is_replaced_without_the_nursery_too(artifacts: Path):
+    with service(artifacts) as server:
+        (nursery,) = server.children("attn-nursery")
+        nursery.kill()
+        workers_of(server)[0].kill()
+        until(lambda: total(metrics_of(server), "attention_worker_restarts_total") == 1 and whole(server), 100)
+
+        assert any("the nursery has ended" in line for line in server.log)
+        assert len(workers_of(server)) == 1  # the other was started as a program
+        assert attend(server.url, BODY).status == 200
 
 
 def test_workers_end_when_their_supervisor_is_killed(artifacts: Path):
