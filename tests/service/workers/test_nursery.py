@@ -25,7 +25,7 @@ async def said(kept, module="child"):
 """
 
 CHILD = """
-import json, os, signal, socket, sys, threading, time
+import json, os, random, signal, socket, sys, threading, time
 
 imported_by = os.getpid()
 
@@ -42,7 +42,7 @@ def main():
     end.send(json.dumps({
         "pid": os.getpid(), "group": os.getpgid(0), "imported_by": imported_by,
         "name": open("/proc/self/comm").read().strip(), "input": os.readlink("/proc/self/fd/0"),
-        "sockets": sum(sockets()), "threads": threading.active_count(),
+        "sockets": sum(sockets()), "threads": threading.active_count(), "drawn": random.getrandbits(64),
         "ends_by": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
     }).encode())
     end.close()
@@ -72,20 +72,23 @@ def test_what_is_forked_is_this_process_s_child_and_has_nothing_but_its_descript
         kept = Nursery(listener)
 
         async def main():
+            drawn = set()
             for _ in range(2):
                 process, message = await said(kept)
                 await process.wait()
                 found = json.loads(message)
+                drawn.add(found["drawn"])
                 print(process.returncode, found["pid"] == process.pid == found["group"],
                       found["name"], found["input"], found["sockets"], found["threads"], found["ends_by"],
                       found["imported_by"] == kept._pid)
+            print(len(drawn))
             kept.close()
 
         asyncio.run(main())
         """,
     )
 
-    assert lines == ["3 True attn-child /dev/null 1 1 True True"] * 2
+    assert lines == ["3 True attn-child /dev/null 1 1 True True"] * 2 + ["2"]  # ids of requests are drawn
     assert not errors
 
 
