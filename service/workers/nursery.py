@@ -93,7 +93,7 @@ class Nursery:
         """Fork it, from a process of one thread that runs no event loop; it holds none of these sockets open."""
         _prctl(PR_SET_CHILD_SUBREAPER, 1)  # whoever is forked there is this process's child
         self._end, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._turn: asyncio.Lock | None = None
+        self._turn = asyncio.Lock()
         self._pid = os.fork()
         if not self._pid:
             for held in (self._end, *theirs):
@@ -109,7 +109,6 @@ class Nursery:
         Returns:
             The process; None if the nursery is closed before there is one.
         """
-        self._turn = self._turn or asyncio.Lock()
         async with self._turn:
             said = b""
             with suppress(OSError):  # it has ended, as anything may that the system kills

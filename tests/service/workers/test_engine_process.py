@@ -469,7 +469,7 @@ def test_what_is_loaded_and_unloaded_is_so_in_every_worker_and_in_engines_to_com
 
 
 def test_only_the_engine_loads_a_runtime(apart: Server):
-    """Torch has been imported where workers come from, and costs them nothing; it is never used there."""
+    """Torch is imported where all of them come from, so that it tells nothing."""
 
     def libraries(process: psutil.Process) -> str:
         return " ".join(part.path for part in process.memory_maps())
