@@ -74,10 +74,13 @@ MOST_HERE_S = 300e-6
 would wait."""
 
 SMALL_S = 1e-3
-"""A request that takes no longer is small: it does not wait for all the units of larger ones before it."""
+"""A request that takes no longer is small."""
 
-MOST_SMALL = 8
-"""Sequences that a small request has at most."""
+MEDIUM_S = 10e-3
+"""One that takes no longer, or probably so, is not large: one batch of a large one takes as long."""
+
+MOST_SEQUENCES = 8
+"""Sequences that a request has at most which is not large."""
 
 PATIENCE_S = 0.5e-3
 """If no slot becomes free for so long, the small requests that wait are computed in the event loop's thread."""
@@ -177,31 +180,40 @@ class Ticket:
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """A unit in the queue, or running."""
+    """A unit in the queue, or running.
+
+    Attributes:
+        line: where it waits, by its number.
+    """
 
     number: int
     key: tuple[object, ...]
     unit: Unit
     ticket: Ticket
     index: int
+    line: "_Line"
+
+
+_Line = OrderedDict[int, _Pending]
 
 
 class Batcher:
     """Admission, order, batches and deadlines.
 
-    Units with one key form a queue, first in, first out. The next batch is always led by the unit that has waited
-    longest of all, joined by those behind it in its own queue: no key can starve another. Small requests are apart: the
-    oldest of them leads every second batch if there are others, and what only takes a moment needs no slot.
+    Units wait in three lines, those of small, of medium and of large requests, so that none waits for all the units of
+    larger ones before it. The next batch is led by the unit that has waited longest in its line, the lines taking
+    turns, and joined by those of its key behind it: no key and no size can starve another. What only takes a moment
+    needs no slot.
     """
 
     def __init__(self, slots: Slots, limits: Limits, clock: Clock, metrics: Metrics) -> None:
         """Serve through `slots`; `clock` is a `LoopClock` outside of tests."""
         self._slots, self._limits, self._clock, self._metrics = slots, limits, clock, metrics
-        self._queue: OrderedDict[int, _Pending] = OrderedDict()  # for a slot
-        self._small: OrderedDict[int, _Pending] = OrderedDict()  # of small requests
-        self._small_led = False
+        self._small, self._medium, self._large = _Line(), _Line(), _Line()
+        self._lines = (self._small, self._medium, self._large)
+        self._led = 0  # the line whose turn was the last
         self._freed = 0.0
-        self._by_key: dict[tuple[object, ...], OrderedDict[int, _Pending]] = {}
+        self._by_key: dict[tuple[object, ...], _Line] = {}
         self._number = 0
         self._free = slots.count
         self._draining = False
@@ -217,7 +229,7 @@ class Batcher:
         self._token_seconds = 0.0
         self._idle = asyncio.Event()  # set when nothing is left to drain
         metrics.watch(metrics.queued, lambda: sum(ticket.queued for ticket in list(self._tickets)))
-        metrics.watch(metrics.queued_sequences, lambda: len(self._queue) + len(self._small))
+        metrics.watch(metrics.queued_sequences, lambda: sum(map(len, self._lines)))
         metrics.watch(metrics.inflight_bytes, lambda: self._bytes)
         metrics.watch(metrics.inflight_tokens, lambda: self._tokens)
         metrics.watch(metrics.busy_slots, lambda: slots.count - self._free)
@@ -275,10 +287,11 @@ class Batcher:
         self._sequences += sequences
         self._tokens += tokens
         self._bytes += size
-        small = sequences <= MOST_SMALL and cost <= SMALL_S
+        line = self._line_of(sequences, tokens, cost)
+        small = line is self._small
         for index, unit in enumerate(units):
-            pending = _Pending(self._number, unit.key, unit, ticket, index)
-            self._enqueue(pending, small=small)
+            pending = _Pending(self._number, unit.key, unit, ticket, index, line)
+            self._enqueue(pending)
             self._number += 1
         if not small or (self._soon is None and not self._takes_a_moment(pending)):
             self._dispatch()
@@ -354,19 +367,27 @@ class Batcher:
         """The time the work in flight will take, by the pace so far; 1 to 30 s."""
         return min(30.0, max(1.0, self._tokens * self._token_seconds / self._slots.count))
 
-    def _enqueue(self, pending: _Pending, *, small: bool) -> None:
+    def _line_of(self, sequences: int, tokens: int, cost_s: float) -> _Line:
+        """Where a request waits: what it takes, infinite if that is not known, is then judged by the pace so far."""
+        if sequences > MOST_SEQUENCES:
+            return self._large
+        if cost_s <= SMALL_S:
+            return self._small
+        probable_s = tokens * self._token_seconds if cost_s == math.inf else cost_s
+        return self._medium if probable_s <= MEDIUM_S else self._large
+
+    def _enqueue(self, pending: _Pending) -> None:
         pending.ticket.pending.append(pending)
         pending.ticket.waiting += 1
-        (self._small if small else self._queue)[pending.number] = pending
+        pending.line[pending.number] = pending
         same = self._by_key.get(pending.key)
         if same is None:
-            same = self._by_key[pending.key] = OrderedDict()
+            same = self._by_key[pending.key] = _Line()
         same[pending.number] = pending
 
     def _dequeue(self, pending: _Pending) -> None:
         pending.ticket.waiting -= 1
-        if self._queue.pop(pending.number, None) is None:
-            del self._small[pending.number]
+        del pending.line[pending.number]
         same = self._by_key[pending.key]
         del same[pending.number]
         if not same:
@@ -386,12 +407,15 @@ class Batcher:
             self._overdue = self._clock.call_at(self._freed + PATIENCE_S, self._compute_overdue)
 
     def _lead(self) -> _Pending | None:
-        """The unit that leads the next batch for a slot: the oldest of a small request and of a large one, in turns."""
-        small, large = self._first(self._small), self._first(self._queue)
-        if small is not None and self._takes_a_moment(small):
-            small = None
-        self._small_led = small is not None and (large is None or not self._small_led)
-        return small if self._small_led else large
+        """The unit that leads the next batch for a slot: the oldest of a line, the lines taking turns."""
+        for behind in range(1, len(self._lines) + 1):
+            number = (self._led + behind) % len(self._lines)
+            line = self._lines[number]
+            first = self._first(line) if line else None
+            if first is not None and not (line is self._small and self._takes_a_moment(first)):
+                self._led = number
+                return first
+        return None
 
     def _takes_a_moment(self, pending: _Pending) -> bool:
         cost = self._slots.cost_s(pending.unit)
@@ -434,7 +458,8 @@ class Batcher:
         """Compute a batch of small units without a thread and without a slot."""
         cost = self._slots.cost_s(small.unit)
         if cost > SMALL_S:  # it has turned out to be more
-            self._queue[small.number] = self._small.pop(small.number)
+            small.line = self._medium
+            self._medium[small.number] = self._small.pop(small.number)
             return
         run = self._taken(small, min(self._limits.batch_sequences, 1 + int(MOST_HERE_S / (cost + 1e-9))))
         self._slots.compute(run)
@@ -455,7 +480,7 @@ class Batcher:
         self._running[run] = batch
         return run
 
-    def _first(self, waiting: OrderedDict[int, _Pending]) -> _Pending | None:
+    def _first(self, waiting: _Line) -> _Pending | None:
         """The oldest that has not expired. Those that have are ended here, before their timer says so."""
         if not waiting:
             return None
@@ -562,7 +587,7 @@ class Batcher:
         ticket.ended = True
         if ticket.waiting:
             for pending in ticket.pending:
-                if pending.number in self._queue or pending.number in self._small:
+                if pending.number in pending.line:
                     self._dequeue(pending)
         ticket.pending, ticket.verdicts = [], []
 

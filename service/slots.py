@@ -24,6 +24,9 @@ log = logging.getLogger(__name__)
 MOST_KINDS = 4_096
 """Kinds of units whose cost is remembered."""
 
+LEAST_S = 1e-6
+"""What a unit takes at the least: twice nothing, which a coarse clock may show, would be nothing for ever."""
+
 SHARED_S = 1e-3
 """A batch that takes longer offers the parts of its work to idle slots: to wake one takes a tenth of that at the most
 (`make bench-sharing` measures what it gives). And it takes turns with other long work."""
@@ -294,12 +297,14 @@ class ThreadSlots:
     def _remember(self, run: Run, busy_s: float) -> None:
         """What a unit of the run took of the processor, in all threads: what it waited for others is not its cost.
 
-        Half of it is what was remembered before, so that a hiccup fades.
+        Half of it is what was remembered before, and neither half is more than twice the other: what is was a hiccup,
+        of the machine or of a first time.
         """
-        kind, cost = run.units[0].kind, (busy_s + run.helped_s) / len(run.units)
+        kind, cost = run.units[0].kind, max(LEAST_S, (busy_s + run.helped_s) / len(run.units))
         if len(self._costs) >= MOST_KINDS:
             self._costs.clear()
-        self._costs[kind] = (cost + self._costs.get(kind, cost)) / 2
+        before = self._costs.get(kind, cost)
+        self._costs[kind] = (min(cost, 2 * before) + min(before, 2 * cost)) / 2
 
     def close(self) -> None:
         """See `Slots.close`; what is running goes on to its end."""

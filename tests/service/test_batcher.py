@@ -31,12 +31,24 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from models.errors import InvalidInput, NumericOverflow
 from service import slots as slots_module
-from service.batcher import HERE_S, MOST_HERE_S, Batcher, Limits, LoopClock, Ticket, tell
+from service.batcher import (
+    HERE_S,
+    MEDIUM_S,
+    MOST_HERE_S,
+    MOST_SEQUENCES,
+    PATIENCE_S,
+    SMALL_S,
+    Batcher,
+    Limits,
+    LoopClock,
+    Ticket,
+    tell,
+)
 from service.cores import Cores
 from service.errors import BackendFailed, ClientGone, ConfigurationError, DeadlineExceeded, Draining, QueueFull
 from service.lane import ALONE
 from service.metrics import Metrics
-from service.slots import SHARED_S, Run, ThreadSlots, compute
+from service.slots import LEAST_S, SHARED_S, Run, ThreadSlots, compute
 
 pytestmark = pytest.mark.anyio
 
@@ -1297,6 +1309,84 @@ async def test_work_that_turns_out_to_be_longer_goes_to_a_thread():
     assert answer_of(ticket) == [1]
 
 
+def large_request(bench, count=64):
+    """Many sequences of a request that is computed in batches of four; the first has begun."""
+    runner, numbers = FakeRunner(), range(1_000, 1_000 + count)
+    small(bench, *numbers, cost=SMALL_S)
+    return bench.submit(*(unit(number, runner) for number in numbers))
+
+
+@pytest.mark.parametrize("cost", [MOST_HERE_S * 1.01, SMALL_S * 1.01, MEDIUM_S, math.inf])
+async def test_nothing_waits_for_all_the_sequences_of_a_larger_request(cost):
+    """Nor does what is not known: it is the first of its length, and no longer than what is."""
+    bench, runner = Bench(batch_sequences=4), FakeRunner()
+    large_request(bench)
+    bench.clock.now += SMALL_S
+    bench.slots.finish()
+    small(bench, 1, cost=cost)
+
+    ticket = bench.submit(unit(1, runner))
+    bench.slots.finish()
+    bench.slots.finish()
+
+    assert answer_of(ticket) == [1]
+    assert bench.slots.numbers[2:] == [[1], [1_008, 1_009, 1_010, 1_011]]
+
+
+@pytest.mark.parametrize(
+    ("count", "length", "cost"),
+    [(1, 1, MEDIUM_S * 1.01), (4, 1, MEDIUM_S / 3), (MOST_SEQUENCES + 1, 1, math.inf), (1, 50, math.inf)],
+)
+async def test_a_large_request_waits_for_those_before_it(count, length, cost):
+    """One that takes long, or has many sequences, or a long one, as far as the pace so far tells what it takes."""
+    bench, runner = Bench(batch_sequences=4), FakeRunner()
+    first = large_request(bench, 12)
+    bench.clock.now += SMALL_S * 4
+    bench.slots.finish()
+    small(bench, *range(count), cost=cost)
+    medium = bench.submit(unit(500, runner, 7))  # of a length that nobody knows either, but short
+
+    bench.submit(*(unit(number, runner, length) for number in range(count)))
+    while not first.future.done():
+        bench.slots.finish()
+
+    assert answer_of(medium) == [500]
+    assert all(number >= 500 for run in bench.slots.numbers[:4] for number in run)
+
+
+async def test_large_requests_have_their_turn_under_a_stream_of_smaller_ones():
+    bench, runner = Bench(batch_sequences=4), FakeRunner()
+    large = large_request(bench, 12)
+    small(bench, *range(100), cost=MOST_HERE_S * 2)
+    small(bench, *range(100, 200), cost=SMALL_S * 2)
+
+    for number in range(100):
+        bench.submit(unit(number, FakeRunner()))
+        bench.submit(unit(number + 100, runner, 2))
+        bench.slots.finish()
+        if large.future.done():
+            break
+
+    assert len(bench.slots.runs) == 1 + 2 * 3 + 1  # each of its two other batches behind one of both kinds
+
+
+async def test_work_that_turns_out_to_be_long_waits_for_a_slot_with_its_like():
+    """It is in the way of no small work, nor behind all that is larger."""
+    bench, runner = Bench(batch_sequences=4), FakeRunner()
+    large_request(bench)
+    small(bench, 1, 2)
+    slow = bench.submit(unit(1, runner))
+    bench.submit(unit(2, FakeRunner()))
+    small(bench, 1, cost=SMALL_S * 1.01)
+    bench.clock.advance(PATIENCE_S)
+
+    bench.slots.finish()
+
+    assert bench.slots.numbers[1:] == [[2], [1]]
+    bench.slots.finish()
+    assert answer_of(slow) == [1]
+
+
 async def test_small_work_that_fails_fails_alone():
     """The halves are tried again here too."""
     bench, runner = Bench(), BrokenRunner(2)
@@ -1533,6 +1623,28 @@ async def test_what_other_slots_did_counts_as_what_work_took():
     assert run.helped_s <= slots.cost_s(run.units[0]) <= run.finished - run.started + run.helped_s
 
 
+async def test_one_hiccup_does_not_make_work_seem_long():
+    """When it did, what had taken 0.1 ms a thousand times was queued with large requests, and waited for a second."""
+    slots, asked = ThreadSlots(1, asyncio.get_running_loop(), measures=True), unit(1, FakeRunner())
+    slots.close()
+
+    def took(seconds):
+        slots._remember(Run([asked]), seconds)
+        return slots.cost_s(asked)
+
+    assert took(1e-4) == 1e-4
+    assert took(1.0) <= 2e-4
+    assert took(1e-4) < 1.3e-4
+    for _ in range(50):
+        last = took(1.0)
+    assert last == pytest.approx(1.0, rel=1e-3)  # what is not a hiccup comes again
+    assert took(1e-4) < 2e-4  # and so for what was long at first
+    assert took(0.0) >= LEAST_S / 2
+    for _ in range(50):
+        last = took(1.0)
+    assert last == pytest.approx(1.0, rel=1e-3)
+
+
 async def test_work_that_is_known_to_be_small_is_not_shared():
     """To wake a thread costs more than it saves."""
     slots = ThreadSlots(2, asyncio.get_running_loop(), measures=True)
@@ -1711,8 +1823,8 @@ async def test_the_loop_clock_calls_back_at_its_time_and_not_after_cancel():
 class Record:
     """What the model knows of a request."""
 
-    def __init__(self, ticket_units, size, deadline):
-        self.units, self.size, self.deadline = ticket_units, size, deadline
+    def __init__(self, ticket_units, size, deadline, *, large):
+        self.units, self.size, self.deadline, self.large = ticket_units, size, deadline, large
         self.ticket = self.future = None
         self.outcome = None  # or the class of the error, or "answered"
         self.running, self.missing = 0, len(ticket_units)
@@ -1748,6 +1860,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.bench.slots.on_start = self.check_start
         self.runners = [OverflowingRunner(batch_tokens=6), OverflowingRunner(batch_tokens=100)]
         self.records, self.waiting, self.numbers = [], [], 0
+        self.large_led = True
         self.complaints = Complaints()
         logging.getLogger("service").addHandler(self.complaints)
 
@@ -1787,8 +1900,11 @@ class AnyOrder(RuleBasedStateMachine):
             self.waiting = [(u, r) for u, r in self.waiting if r is not record]
 
     def check_start(self, run):
-        """The batch must be the oldest that waits and those of its key behind it; none has been given up."""
-        lead = self.waiting[0][0]
+        """The oldest of the large requests or of the others, in turns, leads those of its key; none was given up."""
+        oldest = {large: next((u for u, r in self.waiting if r.large is large), None) for large in (True, False)}
+        if oldest[not self.large_led] is not None:
+            self.large_led = not self.large_led
+        lead = oldest[self.large_led]
         most = max(1, min(3, lead.job.runner.batch_tokens // lead.length))
         expected = [(u, r) for u, r in self.waiting if u.key == lead.key][:most]
         assert [id(u) for u in run.units] == [id(u) for u, _ in expected]
@@ -1805,12 +1921,15 @@ class AnyOrder(RuleBasedStateMachine):
         bad=st.booleans(),
         size=st.integers(0, 6),
         timeout=st.integers(1, 8),
+        large=st.booleans(),
     )
-    def submit(self, lengths, runner, bad, size, timeout):
+    def submit(self, lengths, runner, bad, size, timeout, large):
         units = []
         for length in lengths:
             self.numbers += 1
-            units.append(unit(-self.numbers if bad else self.numbers, self.runners[runner], length))
+            number = -self.numbers if bad else self.numbers
+            units.append(unit(number, self.runners[runner], length))
+            small(self.bench, number, cost=(MEDIUM_S * 1.01 if large else MEDIUM_S * 0.99) / len(lengths))
         counted = [r for r in self.records if r.counts]
         fits = (
             len(counted) < 6
@@ -1818,7 +1937,7 @@ class AnyOrder(RuleBasedStateMachine):
             and sum(r.tokens for r in counted) + sum(lengths) <= 25
             and sum(r.size for r in counted) + size <= 20
         )
-        record = Record(units, size, self.bench.clock.now + timeout)
+        record = Record(units, size, self.bench.clock.now + timeout, large=large)
 
         async def submit():
             return self.bench.submit(*units, size=size, timeout=timeout)
