@@ -12,18 +12,9 @@ import numpy as np
 from models.errors import AttentionError, ShapeMismatch
 from models.types import F32, Projections
 from service.codecs import cut_json, json_answer, long_json
-from service.codecs.base import (
-    FLOATS,
-    OPTION_NAMES,
-    TENSOR_FIELDS,
-    assemble,
-    check_count,
-    float32,
-    merged,
-    nearest,
-    query_options,
-)
 from service.codecs.nested import each_projection, is_tensor, mask, matrix, tensor
+from service.codecs.options import OPTION_NAMES, merged, nearest, query_options
+from service.codecs.requests import FLOATS, TENSOR_FIELDS, assemble, check_count, float32
 from service.codecs.strict_json import body_options, escaped, json_object, json_type
 from service.errors import UnknownField, WrongType
 from service.lane import ALONE, Piece, Team

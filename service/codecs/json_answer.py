@@ -10,7 +10,7 @@ import pybase64
 
 from models.encoder_spec import placed
 from models.types import F32, F64, Array
-from service.codecs.base import metadata
+from service.codecs.answers import metadata
 from service.codecs.long_json import Hold, base64_parts, in_pieces, number_parts
 from service.lane import Piece, Team
 from service.messages import AttentionOutput, TopK

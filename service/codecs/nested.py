@@ -10,7 +10,8 @@ import pybase64
 
 from models.errors import InvalidInput, ShapeMismatch
 from models.types import F64, Bool
-from service.codecs.base import PROJECTION_NAMES, nearest, reshaped
+from service.codecs.options import nearest
+from service.codecs.requests import PROJECTION_NAMES, reshaped
 from service.codecs.strict_json import escaped, json_type
 from service.errors import UnknownField, WrongType
 

@@ -9,20 +9,10 @@ import orjson
 from numpy.lib import format as npy_format
 
 from models.types import Array
-from service.codecs.base import (
-    FLOATS,
-    LONG_ANSWER,
-    RAW,
-    ReadsAtOnce,
-    assemble,
-    check_count,
-    flat_tensors,
-    float32,
-    metadata,
-    query_options,
-    raw_pieces,
-    reshaped,
-)
+from service.codecs.answers import RAW, flat_tensors, metadata, raw_pieces
+from service.codecs.base import LONG_ANSWER, ReadsAtOnce
+from service.codecs.options import query_options
+from service.codecs.requests import FLOATS, assemble, check_count, float32, reshaped
 from service.errors import Unparsable, WrongType
 from service.lane import ALONE, Piece, Team
 from service.messages import AttentionInput, AttentionOutput, Options

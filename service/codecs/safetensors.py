@@ -18,25 +18,10 @@ import orjson
 from models.errors import AttentionError, ShapeMismatch
 from models.types import Array, Projections
 from service.backends.base import BackendInfo
-from service.codecs.base import (
-    FLOAT32,
-    LONG_ANSWER,
-    PROJECTION_NAMES,
-    ReadsAtOnce,
-    assemble,
-    check_count,
-    check_format,
-    flat_tensors,
-    float32,
-    joined,
-    lone_sequence,
-    metadata,
-    nearest,
-    origin,
-    query_options,
-    raw_pieces,
-    reshaped,
-)
+from service.codecs.answers import flat_tensors, joined, metadata, origin, raw_pieces
+from service.codecs.base import LONG_ANSWER, ReadsAtOnce
+from service.codecs.options import check_format, nearest, query_options
+from service.codecs.requests import FLOAT32, PROJECTION_NAMES, assemble, check_count, float32, lone_sequence, reshaped
 from service.errors import UnknownField, Unparsable, WrongType
 from service.lane import ALONE, Piece, Team
 from service.messages import AttentionInput, AttentionOutput, Form, Options

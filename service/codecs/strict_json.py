@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from service.codecs.base import Chosen, options
+from service.codecs.options import Chosen, options
 from service.errors import ConflictingFields, Unparsable, WrongType
 
 

@@ -1,6 +1,8 @@
 """Requests that bring text: `{"text": ..., ...}` in JSON."""
 
-from service.codecs.base import ReadsAtOnce, check_count, check_format, merged, nearest, option_names, query_options
+from service.codecs.base import ReadsAtOnce
+from service.codecs.options import check_format, merged, nearest, option_names, query_options
+from service.codecs.requests import check_count
 from service.codecs.strict_json import body_options, escaped, json_object
 from service.codecs.texts import checked_texts
 from service.errors import InvalidOption, UnknownField, WrongType

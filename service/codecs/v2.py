@@ -15,7 +15,9 @@ import orjson
 from models.errors import ShapeMismatch
 from models.types import ALL_TENSOR_NAMES, F32, Array, Bool, Projections
 from service.backends.base import BackendInfo
-from service.codecs.base import PROJECTION_NAMES, assemble, check_count, float32, metadata, nearest, options
+from service.codecs.answers import metadata
+from service.codecs.options import nearest, options
+from service.codecs.requests import PROJECTION_NAMES, assemble, check_count, float32
 from service.codecs.strict_json import escaped
 from service.codecs.texts import checked_texts
 from service.codecs.v2_tensors import TOKEN_TENSORS, answered

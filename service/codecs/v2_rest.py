@@ -19,9 +19,10 @@ import orjson
 from models.errors import AttentionError, ShapeMismatch
 from models.types import Array
 from service.backends.base import BackendInfo
-from service.codecs.base import check_count, joined, lone_sequence, reshaped
+from service.codecs.answers import joined
 from service.codecs.cut_json import plain_fields
 from service.codecs.long_json import Hold, in_pieces, number_parts
+from service.codecs.requests import check_count, lone_sequence, reshaped
 from service.codecs.strict_json import escaped, json_object, json_type
 from service.codecs.v2 import (
     MOST_OUTPUTS,

@@ -10,7 +10,9 @@ import numpy as np
 from models.errors import ShapeMismatch
 from models.tokenizer import Tokens
 from models.types import Array
-from service.codecs.base import MOST_SEQUENCES, flat_tensors, named, nearest, reshaped
+from service.codecs.answers import flat_tensors, named
+from service.codecs.options import nearest
+from service.codecs.requests import MOST_SEQUENCES, reshaped
 from service.errors import UnknownField, WrongType
 from service.messages import AttentionOutput
 

@@ -43,8 +43,8 @@ def run(
 ) -> None:
     """Compute one request without a server: the same answer the service gives, bit by bit."""
     from service.codecs import DECODERS, ENCODERS  # noqa: PLC0415 - with them comes Numba, which takes a second
-    from service.codecs.base import check_media_type  # noqa: PLC0415 - as above
-    from service.codecs.base import options as read_options  # noqa: PLC0415 - as above
+    from service.codecs.options import check_media_type  # noqa: PLC0415 - as above
+    from service.codecs.options import options as read_options  # noqa: PLC0415 - as above
 
     given = {
         "model": model,

@@ -9,16 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from models.errors import NonFinite, ShapeMismatch
 from models.types import F64, Array, Bool
-from service.codecs.base import (
-    FLOATS,
-    OPTION_NAMES,
-    TENSOR_FIELDS,
-    merged,
-    nearest,
-    option_names,
-    query_options,
-)
 from service.codecs.nested import each_projection, is_tensor, mask, matrix, tensor
+from service.codecs.options import OPTION_NAMES, merged, nearest, option_names, query_options
+from service.codecs.requests import FLOATS, TENSOR_FIELDS
 from service.codecs.strict_json import body_options, escaped, json_object, json_type
 from service.errors import ConflictingFields, InvalidOption, TooLarge, UnknownField, WrongType
 from service.tutor.problem import MOST_TOKENS

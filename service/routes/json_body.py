@@ -6,7 +6,7 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
 from models.errors import FieldError, InvalidInput
-from service.codecs.base import nearest
+from service.codecs.options import nearest
 from service.codecs.strict_json import escaped, json_object
 from service.errors import UnknownField
 from service.exchange import Exchange

@@ -16,7 +16,8 @@ from models.types import ALL_TENSOR_NAMES
 from service.batcher import Ticket
 from service.body import CODINGS, WORTH_COMPRESSING, answer_coding, compress
 from service.codecs import ENCODERS, decoder_for, encoder_for
-from service.codecs.base import Decoder, Encoder, check_media_type
+from service.codecs.base import Decoder, Encoder
+from service.codecs.options import check_media_type
 from service.engine import LocalEngine, Prepared, Submission, Verdicts
 from service.errors import ClientGone, Draining, InvalidOption
 from service.exchange import Exchange, Headers, Receive, Scope, Send, Work

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from models.errors import ShapeMismatch
 from models.types import Array
 from service.codecs import v2
-from service.codecs.base import check_count, reshaped
+from service.codecs.requests import check_count, reshaped
 from service.codecs.strict_json import escaped
 from service.codecs.v2_tensors import (
     DATATYPES,

@@ -15,9 +15,9 @@ from wire import bits, decode_json, from_tensor_object, tensor_object
 
 from models.errors import AttentionError, InvalidInput, NonFinite, ShapeMismatch
 from service.backends.base import BackendInfo
-from service.codecs.base import FLOATS, MOST_SEQUENCES
 from service.codecs.cut_json import plain_fields
 from service.codecs.json import JsonCodec, _request
+from service.codecs.requests import FLOATS, MOST_SEQUENCES
 from service.codecs.strict_json import json_object
 from service.errors import ConflictingFields, InvalidOption, TooLarge, UnknownField, Unparsable, WrongType
 from service.messages import AttentionInput, AttentionOutput, TopK

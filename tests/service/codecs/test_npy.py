@@ -13,8 +13,8 @@ from wire import bits, decode_npz, npy, npy_of
 
 from models.errors import AttentionError, NonFinite, ShapeMismatch
 from service.backends.base import BackendInfo
-from service.codecs.base import MOST_SEQUENCES
 from service.codecs.npy import NpyCodec, NpzCodec
+from service.codecs.requests import MOST_SEQUENCES
 from service.errors import TooLarge, UnknownField, Unparsable, WrongType
 from service.messages import AttentionInput, AttentionOutput, TopK
 from service.problems import problem

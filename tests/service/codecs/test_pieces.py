@@ -13,7 +13,7 @@ from models.tokenizer import Tokens
 from models.types import Array
 from service.backends.base import BackendInfo
 from service.codecs import ENCODERS, base, long_json, v2_rest
-from service.codecs.base import raw_pieces
+from service.codecs.answers import raw_pieces
 from service.messages import AttentionOutput, TopK
 
 LAW = settings(deadline=None, max_examples=100, derandomize=True)

@@ -12,7 +12,7 @@ from wire import bits, decode_safetensors, safetensors_file, safetensors_of
 
 from models.errors import AttentionError, NonFinite, ShapeMismatch
 from service.backends.base import BackendInfo
-from service.codecs.base import MOST_SEQUENCES
+from service.codecs.requests import MOST_SEQUENCES
 from service.codecs.safetensors import MAX_HEADER, SafetensorsCodec
 from service.errors import ConflictingFields, InvalidOption, TooLarge, UnknownField, Unparsable, WrongType
 from service.messages import AttentionInput, AttentionOutput, TopK

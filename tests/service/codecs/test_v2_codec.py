@@ -16,7 +16,7 @@ from wire import bits
 from models.errors import AttentionError, NonFinite, ShapeMismatch
 from service.backends.base import BackendInfo
 from service.codecs import cut_json, v2, v2_rest
-from service.codecs.base import MOST_SEQUENCES
+from service.codecs.requests import MOST_SEQUENCES
 from service.codecs.v2_tensors import from_bytes, to_bytes
 from service.errors import (
     ConflictingFields,
