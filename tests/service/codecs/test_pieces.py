@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 from models.tokenizer import Tokens
 from models.types import Array
 from service.backends.base import BackendInfo
-from service.codecs import ENCODERS, base, long_json, v2_rest
+from service.codecs import ENCODERS, answers, long_json, v2_rest
 from service.codecs.answers import raw_pieces
 from service.messages import AttentionOutput, TopK
 
@@ -27,7 +27,7 @@ def tiny_pieces() -> Iterator[None]:
     """So that an answer of a few numbers has many."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(long_json, "LEAST", 3)
-        patch.setattr(base, "RAW", 8)
+        patch.setattr(answers, "RAW", 8)
         yield
 
 
