@@ -1624,7 +1624,7 @@ async def test_what_other_slots_did_counts_as_what_work_took():
 
 
 async def test_one_hiccup_does_not_make_work_seem_long():
-    """When it did, what had taken 0.1 ms a thousand times was queued with large requests, and waited for a second."""
+    """When it did, what had taken 0.1 ms a thousand times was queued behind all the sequences of large requests."""
     slots, asked = ThreadSlots(1, asyncio.get_running_loop(), measures=True), unit(1, FakeRunner())
     slots.close()
 

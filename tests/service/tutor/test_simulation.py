@@ -9,7 +9,7 @@ from service.tutor.exercises.simulation import RIGHT, answers_by, assessable, ne
 from service.tutor.grading import grade
 from service.tutor.misconceptions import MISCONCEPTIONS
 
-SEEDS, BLOCK, SHARE = 64, 16, 4
+SEEDS, BLOCK, SHARE = 200, 50, 4
 
 
 def told(graded):
