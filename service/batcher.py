@@ -7,63 +7,18 @@ starts at once.
 import asyncio
 import logging
 import math
-import time
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from functools import partial
-from typing import Protocol, TypeVar
 
 from models.errors import AttentionError
+from service.clock import Clock, Timer
 from service.errors import ClientGone, DeadlineExceeded, Draining, QueueFull
-from service.messages import Answer
 from service.metrics import Metrics
 from service.packing import Unit, batch_limit
 from service.slots import Run, Slots, Verdict
+from service.tickets import NO_VERDICT, Limits, Line, Pending, Ticket, Waiter, tell
 
 log = logging.getLogger(__name__)
-
-Found = TypeVar("Found")
-
-
-class Timer(Protocol):
-    """A callback that has been put off."""
-
-    def cancel(self) -> None:
-        """Do not call it."""
-
-
-class Clock(Protocol):
-    """Monotonic time, in seconds."""
-
-    def time(self) -> float:
-        """Now."""
-
-    def call_at(self, when: float, callback: Callable[..., object], *args: object) -> Timer:
-        """Call back at `when`, in the thread that owns the batcher."""
-
-    def call_soon(self, callback: Callable[..., object]) -> Timer:
-        """Call back when everything that is due has been, in the thread that owns the batcher."""
-
-
-class LoopClock:
-    """The event loop's timers on the system's monotonic clock: uvloop's own clock ticks in whole milliseconds."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Set timers on `loop`."""
-        self._loop = loop
-
-    time = staticmethod(time.monotonic)
-    """See `Clock.time`."""
-
-    def call_at(self, when: float, callback: Callable[..., object], *args: object) -> Timer:
-        """See `Clock.call_at`."""
-        return self._loop.call_later(max(0.0, when - time.monotonic()), callback, *args)
-
-    def call_soon(self, callback: Callable[..., object]) -> Timer:
-        """See `Clock.call_soon`."""
-        return self._loop.call_soon(callback)
-
 
 HERE_S = 200e-6
 """A unit that takes no longer is computed in the event loop's own thread. To hand it to another and back takes half of
@@ -86,117 +41,6 @@ PATIENCE_S = 0.5e-3
 """If no slot becomes free for so long, the small requests that wait are computed in the event loop's thread."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What may be accepted and unanswered at one time, and how large a batch may grow."""
-
-    requests: int
-    sequences: int
-    tokens: int
-    bytes: int
-    batch_sequences: int
-
-
-Waiter = Callable[[], "Callable[[], object] | None"]
-"""Is called when a request is done; what it gives back, when those of all other requests of its batch have been too."""
-
-
-def tell(waiters: Sequence[Waiter]) -> None:
-    """Call those who wait, and then what they gave back.
-
-    What sends an answer belongs into the second: each that leaves wakes its client, which wants the core that the other
-    answers are to be written on.
-    """
-    _called([rest for rest in _called(waiters) if rest is not None])
-
-
-def _called(waiters: Sequence[Callable[[], Found]]) -> list[Found]:
-    """What they give back; nothing of one that fails, as the others must not suffer."""
-    found = []
-    for waiter in waiters:
-        try:
-            found.append(waiter())
-        except Exception:
-            log.exception("a waiter failed")
-    return found
-
-
-NO_VERDICT: tuple[Answer, list[int]] = ({}, [])
-"""Stands for a verdict that has not come yet."""
-
-
-@dataclass(slots=True, eq=False)
-class Ticket:
-    """An accepted request.
-
-    Attributes:
-        future: its verdicts, one per unit in order; or the error that ended it. Gone once the ticket is released.
-        deadline: when it expires, by the batcher's clock.
-        sequences, tokens, bytes: what it counts against the limits.
-        submitted, started, finished: by the clock; started when a slot began its first unit.
-        batch: sequences of the largest batch that one of its units was computed in.
-        waiter: see `when_done`.
-    """
-
-    future: "asyncio.Future[list[tuple[Answer, list[int]]]]"
-    deadline: float
-    sequences: int
-    tokens: int
-    bytes: int
-    submitted: float
-    started: float = 0.0
-    finished: float = 0.0
-    batch: int = 0
-    verdicts: list[tuple[Answer, list[int]]] = field(default_factory=list)
-    pending: "list[_Pending]" = field(default_factory=list)
-    waiting: int = 0
-    running: int = 0
-    remaining: int = 0
-    ended: bool = False
-    held: bool = True
-    waiter: Waiter | None = None
-
-    def when_done(self, waiter: Waiter) -> None:
-        """Call `waiter` when the future is done, once and from the event loop; see `tell`.
-
-        Those of one batch are called in one go. A future's own callbacks are each a turn of the event loop's away,
-        which costs about as much as to write a small answer.
-        """
-        if self.future.done():
-            self.future.get_loop().call_soon(tell, (waiter,))
-        else:
-            self.waiter = waiter
-
-    def taken_waiter(self) -> Waiter | None:
-        """What is to be called now, if anything. It is not held here any more, as it may hold the ticket: a circle."""
-        waiter, self.waiter = self.waiter, None
-        return waiter
-
-    @property
-    def queued(self) -> bool:
-        """Whether some of it still waits for a compute slot."""
-        return self.waiting > 0
-
-
-@dataclass(slots=True, eq=False)
-class _Pending:
-    """A unit in the queue, or running.
-
-    Attributes:
-        line: where it waits, by its number.
-    """
-
-    number: int
-    key: tuple[object, ...]
-    unit: Unit
-    ticket: Ticket
-    index: int
-    line: "_Line"
-
-
-_Line = OrderedDict[int, _Pending]
-
-
 class Batcher:
     """Admission, order, batches and deadlines.
 
@@ -209,11 +53,11 @@ class Batcher:
     def __init__(self, slots: Slots, limits: Limits, clock: Clock, metrics: Metrics) -> None:
         """Serve through `slots`; `clock` is a `LoopClock` outside of tests."""
         self._slots, self._limits, self._clock, self._metrics = slots, limits, clock, metrics
-        self._small, self._medium, self._large = _Line(), _Line(), _Line()
+        self._small, self._medium, self._large = Line(), Line(), Line()
         self._lines = (self._small, self._medium, self._large)
         self._led = 0  # the line whose turn was the last
         self._freed = 0.0
-        self._by_key: dict[tuple[object, ...], _Line] = {}
+        self._by_key: dict[tuple[object, ...], Line] = {}
         self._number = 0
         self._free = slots.count
         self._draining = False
@@ -222,7 +66,7 @@ class Batcher:
         self._overdue: Timer | None = None
         self._watched = math.inf  # the first deadline there is a timer for
         self._watcher: Timer | None = None
-        self._running: dict[Run, list[_Pending]] = {}
+        self._running: dict[Run, list[Pending]] = {}
         self._waiters: list[Waiter] = []  # of requests that have been computed
         self._tickets: set[Ticket] = set()
         self._sequences = self._tokens = self._bytes = 0
@@ -290,7 +134,7 @@ class Batcher:
         line = self._line_of(sequences, tokens, cost)
         small = line is self._small
         for index, unit in enumerate(units):
-            pending = _Pending(self._number, unit.key, unit, ticket, index, line)
+            pending = Pending(self._number, unit.key, unit, ticket, index, line)
             self._enqueue(pending)
             self._number += 1
         if not small or (self._soon is None and not self._takes_a_moment(pending)):
@@ -367,7 +211,7 @@ class Batcher:
         """The time the work in flight will take, by the pace so far; 1 to 30 s."""
         return min(30.0, max(1.0, self._tokens * self._token_seconds / self._slots.count))
 
-    def _line_of(self, sequences: int, tokens: int, cost_s: float) -> _Line:
+    def _line_of(self, sequences: int, tokens: int, cost_s: float) -> Line:
         """Where a request waits: what it takes, infinite if that is not known, is then judged by the pace so far."""
         if sequences > MOST_SEQUENCES:
             return self._large
@@ -376,16 +220,16 @@ class Batcher:
         probable_s = tokens * self._token_seconds if cost_s == math.inf else cost_s
         return self._medium if probable_s <= MEDIUM_S else self._large
 
-    def _enqueue(self, pending: _Pending) -> None:
+    def _enqueue(self, pending: Pending) -> None:
         pending.ticket.pending.append(pending)
         pending.ticket.waiting += 1
         pending.line[pending.number] = pending
         same = self._by_key.get(pending.key)
         if same is None:
-            same = self._by_key[pending.key] = _Line()
+            same = self._by_key[pending.key] = Line()
         same[pending.number] = pending
 
-    def _dequeue(self, pending: _Pending) -> None:
+    def _dequeue(self, pending: Pending) -> None:
         pending.ticket.waiting -= 1
         del pending.line[pending.number]
         same = self._by_key[pending.key]
@@ -406,7 +250,7 @@ class Batcher:
         elif self._overdue is None:
             self._overdue = self._clock.call_at(self._freed + PATIENCE_S, self._compute_overdue)
 
-    def _lead(self) -> _Pending | None:
+    def _lead(self) -> Pending | None:
         """The unit that leads the next batch for a slot: the oldest of a line, the lines taking turns."""
         for behind in range(1, len(self._lines) + 1):
             number = (self._led + behind) % len(self._lines)
@@ -417,7 +261,7 @@ class Batcher:
                 return first
         return None
 
-    def _takes_a_moment(self, pending: _Pending) -> bool:
+    def _takes_a_moment(self, pending: Pending) -> bool:
         cost = self._slots.cost_s(pending.unit)
         return cost <= HERE_S or (cost <= MOST_HERE_S and not self._slots.idle)
 
@@ -433,7 +277,7 @@ class Batcher:
         self._dispatch()
         self._tell()
 
-    def _more_come(self, oldest: _Pending) -> bool:
+    def _more_come(self, oldest: Pending) -> bool:
         """Whether what comes in another turn is to join those that wait: there are several, and more than a turn ago.
 
         A batch costs as much beside its computation as several requests do. But the oldest does not wait for long.
@@ -454,7 +298,7 @@ class Batcher:
         self._dispatch()
         self._tell()
 
-    def _compute_here(self, small: _Pending) -> None:
+    def _compute_here(self, small: Pending) -> None:
         """Compute a batch of small units without a thread and without a slot."""
         cost = self._slots.cost_s(small.unit)
         if cost > SMALL_S:  # it has turned out to be more
@@ -465,12 +309,12 @@ class Batcher:
         self._slots.compute(run)
         self._conclude(run)
 
-    def _taken(self, oldest: _Pending, most_sequences: int) -> Run:
+    def _taken(self, oldest: Pending, most_sequences: int) -> Run:
         """A run of the oldest unit and those of its key that fit beside it."""
-        batch: list[_Pending] = []
+        batch: list[Pending] = []
         limit = batch_limit(oldest.unit, most_sequences)
         same = self._by_key[oldest.key]
-        pending: _Pending | None = oldest
+        pending: Pending | None = oldest
         while pending is not None and len(batch) < limit:
             self._dequeue(pending)
             pending.ticket.running += 1
@@ -480,7 +324,7 @@ class Batcher:
         self._running[run] = batch
         return run
 
-    def _first(self, waiting: _Line) -> _Pending | None:
+    def _first(self, waiting: Line) -> Pending | None:
         """The oldest that has not expired. Those that have are ended here, before their timer says so."""
         if not waiting:
             return None
@@ -531,7 +375,7 @@ class Batcher:
         pace = (run.finished - run.started) / tokens
         self._token_seconds = pace if not self._token_seconds else 0.9 * self._token_seconds + 0.1 * pace
 
-    def _deliver(self, pending: _Pending, verdict: Verdict, run: Run) -> None:
+    def _deliver(self, pending: Pending, verdict: Verdict, run: Run) -> None:
         ticket = pending.ticket
         ticket.running -= 1
         ticket.remaining -= 1

@@ -9,8 +9,9 @@ from models.errors import AttentionError, InvalidInput, ShapeMismatch
 from models.tokenizer import Tokens
 from models.types import SequenceInput
 from service.backends.base import BackendInfo
-from service.batcher import Batcher, Limits, LoopClock, Ticket
+from service.batcher import Batcher
 from service.catalog import Catalog, LoadedEncoder, LoadedModel
+from service.clock import LoopClock
 from service.cores import Cores
 from service.devices import Device, available_cores
 from service.errors import InvalidOption, TooLarge
@@ -23,6 +24,7 @@ from service.shadow import Shadow
 from service.sizes import Sizes, checked_size
 from service.slots import ThreadSlots
 from service.statistics import Statistics
+from service.tickets import Limits, Ticket
 
 ROUND_IN_THREAD_FROM = 1 << 20
 """Bytes of a request and its tensors from which they are rounded to float16 in a thread: NumPy takes 2 ms for these."""

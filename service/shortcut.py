@@ -191,7 +191,7 @@ class Straight:
         self._inference.cancel("the client left before its answer")
 
     def answer(self) -> Callable[[], None] | None:
-        """The queue has its verdicts, or an error; what sends a short answer is given back, see `batcher.tell`."""
+        """The queue has its verdicts, or an error; what sends a short answer is given back, see `tickets.tell`."""
         future = self._inference.submission.ticket.future
         if (error := future.exception()) is not None:  # not raised: it would hold this frame, and that the future
             self.fail(error)

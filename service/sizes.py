@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from models.types import TensorName
-from service.batcher import Limits
 from service.errors import TooLarge
 from service.messages import AnswerOptions, AttentionInput, TextInput
 from service.settings import MIB, Settings
+from service.tickets import Limits
 
 SQUARE: frozenset[TensorName] = frozenset({"weights", "scores"})
 """Tensors that grow with the square of the tokens."""

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 from models.errors import AttentionError
 from models.types import Array
-from service.batcher import Limits, Ticket, Waiter, tell
 from service.catalog import Catalog, Loaded
 from service.engine import LocalEngine, Prepared, Submission, Tokenised
 from service.errors import ClientGone, Draining, EngineLost, QueueFull
@@ -24,6 +23,7 @@ from service.remote.frames import AREA, Area, BadFrame, Frame, Link
 from service.remote.wire import Asked, answer_of, catalog_of, error_of, loaded_of, request_frame
 from service.settings import Settings
 from service.statistics import Statistics
+from service.tickets import Limits, Ticket, Waiter, tell
 
 log = logging.getLogger(__name__)
 

@@ -17,12 +17,12 @@ from models.tokenizer import Tokenizer, Tokens
 from models.types import Array, Projections, SequenceInput
 from models.weights import AttentionWeights
 from service.backends.base import Backend, BackendInfo, Runner
-from service.batcher import Limits
 from service.catalog import Catalog, Loaded, LoadedEncoder, LoadedModel
 from service.devices import Device
 from service.errors import InternalError, Later
 from service.messages import Answer, AnswerOptions, AttentionInput, Options, TextInput, TextOptions, TopK
 from service.remote.frames import BadFrame, Frame
+from service.tickets import Limits
 
 Head = dict[str, Any]
 Verdicts = list[tuple[Answer, list[int]]]

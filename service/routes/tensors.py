@@ -13,7 +13,6 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from models.types import ALL_TENSOR_NAMES
-from service.batcher import Ticket
 from service.body import CODINGS, WORTH_COMPRESSING, answer_coding, compress
 from service.codecs import ENCODERS, decoder_for, encoder_for
 from service.codecs.base import Decoder, Encoder
@@ -29,6 +28,7 @@ from service.runtime import Runtime
 from service.settings import Settings
 from service.statistics import Statistics
 from service.tallies import observe_each
+from service.tickets import Ticket
 
 TIMEOUT_HEADER = b"x-request-timeout-ms"
 

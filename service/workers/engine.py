@@ -16,7 +16,6 @@ from typing import Any
 
 from models.errors import AttentionError
 from service import logs
-from service.batcher import Ticket
 from service.catalog import Loaded
 from service.engine import LocalEngine
 from service.errors import Draining, InternalError, WorkerLost
@@ -27,6 +26,7 @@ from service.remote.wire import Verdicts, answer_frame, catalog_frame, error_hea
 from service.runtime import Runtime
 from service.server import loop_factory
 from service.settings import Settings
+from service.tickets import Ticket
 from service.workers.channel import Channel
 from service.workers.remote_peers import RemotePeers, speak
 

@@ -5,7 +5,6 @@ import logging
 import math
 import queue
 import threading
-import time
 import weakref
 from functools import partial
 
@@ -31,24 +30,14 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from models.errors import InvalidInput, NumericOverflow
 from service import slots as slots_module
-from service.batcher import (
-    HERE_S,
-    MEDIUM_S,
-    MOST_HERE_S,
-    MOST_SEQUENCES,
-    PATIENCE_S,
-    SMALL_S,
-    Batcher,
-    Limits,
-    LoopClock,
-    Ticket,
-    tell,
-)
+from service.batcher import HERE_S, MEDIUM_S, MOST_HERE_S, MOST_SEQUENCES, PATIENCE_S, SMALL_S, Batcher
+from service.clock import LoopClock
 from service.cores import Cores
 from service.errors import BackendFailed, ClientGone, ConfigurationError, DeadlineExceeded, Draining, QueueFull
 from service.lane import ALONE
 from service.metrics import Metrics
 from service.slots import LEAST_S, SHARED_S, Run, ThreadSlots, compute
+from service.tickets import Limits, Ticket, tell
 
 pytestmark = pytest.mark.anyio
 
@@ -1802,19 +1791,6 @@ def test_a_compute_thread_ends_quietly_when_its_loop_is_gone():
 
     assert not slots._threads[0].is_alive()
     assert ran == []
-
-
-async def test_the_loop_clock_calls_back_at_its_time_and_not_after_cancel():
-    loop = asyncio.get_running_loop()
-    clock, called = LoopClock(loop), asyncio.Queue()
-    assert abs(clock.time() - time.monotonic()) < 1
-
-    clock.call_at(clock.time() + 0.002, called.put_nowait, "later")
-    clock.call_at(clock.time() - 5, called.put_nowait, "at once")
-    clock.call_at(clock.time() + 0.001, called.put_nowait, "never").cancel()
-
-    assert [await called.get(), await called.get()] == ["at once", "later"]
-    assert threading.current_thread() is threading.main_thread()
 
 
 # ---- any order of events

@@ -11,7 +11,6 @@ from prometheus_client import CollectorRegistry
 from serving import empty_repository
 
 from models.types import SequenceInput
-from service.batcher import Limits
 from service.catalog import load_catalog
 from service.errors import (
     ClientGone,
@@ -29,6 +28,7 @@ from service.remote.engine import Remote
 from service.remote.frames import Area, Link
 from service.remote.wire import answer_frame, catalog_frame, error_head, request_of
 from service.settings import Settings
+from service.tickets import Limits
 
 LIMITS = Limits(requests=2, sequences=100, tokens=100_000, bytes=1 << 21, batch_sequences=5)
 

@@ -7,7 +7,6 @@ from models.errors import AttentionError, FieldError, NumericOverflow
 from models.tokenizer import Tokens
 from models.types import Projections, SequenceInput
 from service import errors
-from service.batcher import Limits
 from service.catalog import load_catalog
 from service.errors import DeadlineExceeded, EngineLost, InternalError, Later, MethodNotAllowed, QueueFull
 from service.messages import AttentionInput, Options, TextInput, TextOptions, TopK
@@ -24,6 +23,7 @@ from service.remote.wire import (
     request_frame,
     request_of,
 )
+from service.tickets import Limits
 from tests.service.remote.test_frames import packed, unpacked, whole
 
 LIMITS = Limits(requests=1, sequences=2, tokens=3, bytes=4, batch_sequences=5)
