@@ -33,7 +33,7 @@ class EagerBackend:
     def __init__(self, device: Device, settings: Settings) -> None:
         """Open torch; `device` is the CPU."""
         self.batch_tokens = settings.max_batch_tokens or CPU_BATCH_TOKENS
-        torch.set_num_threads(1)
+        _on_one_thread()
         self.info = BackendInfo("eager", str(device), "torch", "float32")
 
     def layer(self, entry: ModelEntry) -> "EagerRunner":
@@ -77,9 +77,7 @@ class EagerRunner:
 
     def run(self, batch: Batch) -> list[Tensors]:
         """See `Runner.run`."""
-        # Asked for its number of threads, torch sets it for this thread; else the thread's first product, and only that
-        # one, would run on as many as the math library likes, and differ in its last bits.
-        torch.get_num_threads()
+        _on_one_thread()
         with torch.inference_mode():
             return [self._one(batch, i) for i in range(len(batch.inputs))]
 
@@ -96,6 +94,16 @@ class EagerRunner:
             wanted=batch.wanted,
         )
         return {name: found[name].numpy()[0] for name in batch.wanted}
+
+
+def _on_one_thread() -> None:
+    """Let this thread compute by itself: products of several threads differ in their last bits.
+
+    The number is each thread's own. One that has met torch before keeps the number it had then, whatever another sets,
+    and one that has not computes its first product on as many as the math library likes, until it is asked.
+    """
+    if torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
 
 
 def fuses(module: Module, wanted: Sequence[str]) -> bool:
@@ -192,7 +200,7 @@ class EagerEncoder:
 
     def run(self, batch: Batch) -> list[Tensors]:
         """See `Runner.run`."""
-        torch.get_num_threads()  # as in `EagerRunner.run`
+        _on_one_thread()
         with torch.inference_mode():
             return [self._one(ids, batch.wanted) for ids in batch.inputs]
 

@@ -41,6 +41,30 @@ def test_one_thread_computes_a_batch(settings):
         torch.set_num_threads(before)
 
 
+def test_a_thread_that_met_torch_before_the_backend_was_opened_computes_on_one_too(settings):
+    """The event loop's thread: it imports torch, and models are loaded in another."""
+    seen = []
+
+    def compute():
+        torch.set_num_threads(2)
+        torch.get_num_threads()  # now it is this thread's own number
+        with ThreadPoolExecutor(1) as pool:
+            runner = pool.submit(lambda: EagerBackend(Device("cpu"), settings).layer(ENTRY)).result()
+        seen.append(torch.get_num_threads())
+        runner.run(batch_of(5, 1))
+        seen.append(torch.get_num_threads())
+
+    before = torch.get_num_threads()
+    try:
+        thread = threading.Thread(target=compute)
+        thread.start()
+        thread.join()
+    finally:
+        torch.set_num_threads(before)
+
+    assert seen == [2, 1]
+
+
 @pytest.mark.parametrize("wanted", [("outputs",), TENSOR_NAMES], ids=["fused", "explicit"])
 def test_the_first_answer_of_a_thread_has_the_bits_of_all_others(settings, wanted):
     """torch learnt of its one thread after a thread's first product, which ran on two and rounded otherwise."""
