@@ -15,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from service.errors import Unparsable
 from service.exchange import Headers
+from service.lane import Piece
 from service.problems import whole_answer
 from service.shortcut import MOST_HEAD, Known, Shortcut, Straight
 
@@ -38,10 +39,11 @@ class Protocol(HttpToolsProtocol):
     _messages = 0  # begun by the parser
     _within = False  # whether the parser is within a message
     _straight: Straight | None = None  # the request that takes the short way
+    _head = b""  # its head
     _closes = False  # whether the connection is to be closed after it
     _leaving: Straight | None = None  # the one whose answer the client has not taken yet
     _coming: Known | None = None  # what is known of the request whose body is waited for, for the short way
-    _missing = 0  # bytes of that
+    _length, _missing = 0, 0  # bytes of that body, and of what has not come
     _asked = False  # whether that has been said to have begun
     _new, _heard = b"", 0  # the head of a request that may be remembered, and bytes that came behind it
     _before = 0  # messages before it
@@ -97,14 +99,15 @@ class Protocol(HttpToolsProtocol):
             return
         end = data.find(b"\r\n\r\n", 0, MOST_HEAD) + 4
         head, self._heard = data[:end], len(data) - end
-        known = shortcut.find(head)
-        if known is not None:
-            if self._heard == known.length and self._take(known, data[end:]):
+        found = shortcut.find(head)
+        if found is not None:
+            known, length = found
+            if self._heard == length and self._take(known, head, data[end:]):
                 return
-            if self._heard < known.length and shortcut.takes(known):
-                self._wait(known, head, data[end:])
+            if self._heard < length and shortcut.takes(known, length):
+                self._wait(known, length, head, data[end:])
                 return
-        self._new, self._before = head if known is None and end >= 4 else b"", self._messages
+        self._new, self._before = head if found is None and end >= 4 else b"", self._messages
         super().data_received(data)
         self._learn()
 
@@ -115,23 +118,33 @@ class Protocol(HttpToolsProtocol):
             if self._shortcut is not None and self._messages == self._before + 1 and self.cycle.keep_alive:
                 self._shortcut.learn(new, self.scope, self._heard)
 
-    def _take(self, known: Known, body: bytes) -> bool:
+    def _take(self, known: Known, head: bytes, body: bytes) -> bool:
         """Try the short way; whether it is taken."""
         assert self._shortcut is not None, "who knows heads has it"
-        straight = self._shortcut.take(known, body, self.client, self._answer)
+        straight = self._shortcut.take(known, body, self.client, self)
         if straight is None:
             return False
+        self._head = head
         self._straight, self._due = straight, math.inf
         if not self._asked:
             self.on_asked()
         self._asked = False
         return True
 
-    def _wait(self, known: Known, head: bytes, piece: bytes) -> None:
+    def decline(self, body: bytes) -> None:
+        """The request that was to take the short way takes the ordinary one, and so does what came behind it."""
+        head, self._straight, self._asked = self._head, None, True
+        later, self._later = self._later, []
+        super().data_received(b"".join((head, body, *later)))
+        if self._closes:
+            super().shutdown()
+
+    def _wait(self, known: Known, length: int, head: bytes, piece: bytes) -> None:
         """Wait for the rest of a body, of which this is the first piece."""
         assert self._shortcut is not None, "as above"
-        self._coming, self._pieces, self._missing = known, [head, piece], known.length - len(piece)
-        self._shortcut.hold(known.length)
+        self._coming, self._pieces = known, [head, piece]
+        self._length, self._missing = length, length - len(piece)
+        self._shortcut.hold(length)
         self._due = self.loop.time() + HEADER_TIMEOUT_S
         self.on_asked()
         self._asked = True
@@ -144,7 +157,7 @@ class Protocol(HttpToolsProtocol):
             return
         known, (head, *pieces) = self._arrived()
         body = b"".join(pieces)
-        if known is None or self._missing or not self._take(known, body):
+        if known is None or self._missing or not self._take(known, head, body):
             super().data_received(head + body)
 
     def _arrived(self) -> tuple[Known | None, list[bytes]]:
@@ -152,7 +165,7 @@ class Protocol(HttpToolsProtocol):
         known, self._coming = self._coming, None
         pieces, self._pieces = self._pieces, []
         if known is not None and self._shortcut is not None:
-            self._shortcut.hold(-known.length)
+            self._shortcut.hold(-self._length)
         return known, pieces
 
     def _left(self) -> None:
@@ -161,17 +174,17 @@ class Protocol(HttpToolsProtocol):
         if leaving is not None:
             leaving.left()
 
-    def _answer(self, status: int, headers: Headers, body: bytes) -> bool:
-        """Write the answer to the request that takes the short way, and go on to what came behind it; see `Reply`."""
+    def answer(self, status: int, headers: Headers, pieces: list[Piece]) -> bool:
+        """Write the answer to the request that takes the short way, and go on to what came behind it; see `Asker`."""
         closes = self._closes or (b"connection", b"close") in headers
         if self._closes:
             headers = [*headers, (b"connection", b"close")]
         self.on_answer()
         head = head_of(status, (*self.server_state.default_headers, *headers))
-        if len(body) < JOINED:
-            self.transport.write(head + body)
+        if len(pieces) == 1 and len(pieces[0]) < JOINED:
+            self.transport.write(head + pieces[0])
         else:
-            self.transport.writelines((head, body))
+            self.transport.writelines((head, *pieces))
         taken = not self.flow.write_paused
         if not taken:
             self._leaving = self._straight

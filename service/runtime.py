@@ -262,6 +262,7 @@ class Runtime:
     async def stop(self) -> None:
         """Answer what was accepted, `shutdown_timeout_s` at most, then close."""
         await self._stop()
+        self.intake.lane.close()
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
 

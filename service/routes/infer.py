@@ -20,11 +20,9 @@ from service.lane import Piece
 from service.messages import OWN, AttentionInput, AttentionOutput, TextInput
 from service.protocol import name_of
 from service.routes.tensors import (
-    BINARY_AT_ONCE,
     LONG_BODY,
     LONG_TEXT,
     REFUSALS,
-    TEXT_AT_ONCE,
     TIMEOUT_PARAMETER,
     Call,
     TensorRoute,
@@ -275,10 +273,6 @@ class _Infer(InferCall):
         with self._engine.team() as team:
             request = v2_rest.decode_plain(body, self._header_length, self._model, team)
         return None if request is None else self.understood(request)
-
-    def most_at_once(self, request: Understood) -> int:
-        copied = request.asked.binary.issuperset(request.asked.outputs) and not self._binary_coding
-        return BINARY_AT_ONCE if copied else TEXT_AT_ONCE
 
     def write(self, request: Understood, output: AttentionOutput) -> Written:
         asked = request.asked

@@ -20,7 +20,7 @@ from service.codecs.options import check_media_type
 from service.engine import LocalEngine, Prepared, Submission, Verdicts
 from service.errors import ClientGone, Draining, InvalidOption
 from service.exchange import Exchange, Headers, Receive, Scope, Send, Work
-from service.lane import Lane, Piece
+from service.lane import Done, Lane, Piece
 from service.messages import AnswerOptions, AttentionOutput
 from service.metrics import Metrics
 from service.problems import MEDIA_TYPE as PROBLEM
@@ -37,9 +37,6 @@ LONG_BODY = 1 << 20
 
 LONG_TEXT = 1 << 12
 """The same of bodies that hold text: to make tokens of it takes longer."""
-
-TEXT_AT_ONCE, BINARY_AT_ONCE = 1 << 14, 1 << 19
-"""See `Call.most_at_once`: of text, and of what is only copied."""
 
 WATCH_AFTER_S = 5e-3
 """A watcher costs about as much as a small request, and most have their verdicts by then."""
@@ -123,10 +120,6 @@ class Call(ABC):
         """How long its sender waits, by what `read` made, s."""
         return math.inf
 
-    def most_at_once(self, request: Any) -> int:
-        """Bytes of tensors up to which the answer to what `read` made takes well under 1 ms to write and compress."""
-        return TEXT_AT_ONCE
-
     @abstractmethod
     def write(self, request: Any, output: AttentionOutput) -> Written:
         """The answer to what `read` made."""
@@ -169,12 +162,17 @@ class Inference:
         self._decoding = time.monotonic()
         plain = len(body) >= self.call.plain_from
         request = await lane.run(partial(self.call.read_plain, body)) if plain else None
-        self._request = await asyncio.to_thread(self.call.read, body) if request is None else request
-        return self.call.prepare(self._request, len(body))
+        return self.understood(await asyncio.to_thread(self.call.read, body) if request is None else request, len(body))
 
-    def writes_at_once(self, prepared: Prepared, bytes_in: int) -> bool:
-        """Whether its answer is short enough to be written by whoever finds that it has been computed."""
-        return prepared.size - bytes_in <= self.call.most_at_once(self._request)
+    def read_plain(self, body: bytes, lane: Lane, done: Done) -> None:
+        """The first half of the same: `done` has what `understood` takes, None for a body that is not plain."""
+        self._decoding = time.monotonic()
+        lane.start(partial(self.call.read_plain, body), done)
+
+    def understood(self, request: Any, bytes_in: int) -> Prepared:
+        """The second half."""
+        self._request = request
+        return self.call.prepare(request, bytes_in)
 
     def queue(self, prepared: Prepared) -> Ticket:
         """Queue it; errors as in `LocalEngine.queue`."""
@@ -427,9 +425,6 @@ class _Negotiated(Call):
 
     def prepare(self, request: Any, bytes_in: int) -> Prepared:
         return self._route.check(request, self._engine, bytes_in)
-
-    def most_at_once(self, request: Any) -> int:
-        return TEXT_AT_ONCE if self._is_text else BINARY_AT_ONCE
 
     def write(self, request: Any, output: AttentionOutput) -> Written:
         is_long = output.nbytes >= self._encoder.long_answer

@@ -68,6 +68,60 @@ def test_an_error_is_that_of_the_work():
     assert fine == 1
 
 
+def test_what_nobody_waits_for_any_more_is_not_begun():
+    lane, held, seen = Lane(), threading.Event(), []
+
+    async def run() -> None:
+        first = asyncio.ensure_future(lane.run(lambda: held.wait(30)))
+        second = asyncio.ensure_future(lane.run(partial(seen.append, "begun")))
+        await asyncio.sleep(0)
+        second.cancel()
+        await asyncio.sleep(0)
+        held.set()
+        assert await first
+        await lane.run(lambda: None)
+        assert second.cancelled()
+
+    asyncio.run(run())
+
+    assert seen == []
+
+
+def test_who_starts_a_work_is_called_in_the_event_loop():
+    lane, found = Lane(), []
+
+    def fails() -> None:
+        raise ValueError("no")
+
+    async def run() -> None:
+        lane.start(lambda: 1, lambda *what: found.append((*what, threading.current_thread())))
+        lane.start(fails, lambda *what: found.append((*what, threading.current_thread())))
+        while len(found) < 2:
+            await asyncio.sleep(0.001)
+
+    asyncio.run(run())
+
+    (first, none, here), (nothing, error, there) = found
+    assert (first, none, nothing) == (1, None, None)
+    assert isinstance(error, ValueError)
+    assert here is there is threading.main_thread()
+
+
+def test_it_ends_after_what_it_has_been_given():
+    lane, seen = Lane(), []
+
+    async def run() -> None:
+        lane.start(partial(seen.append, "done"), lambda *_: None)
+
+    asyncio.run(run())
+    lane.close()
+
+    assert lane._thread is not None
+    lane._thread.join(30)
+    assert not lane._thread.is_alive()
+    assert seen == ["done"], "although the loop that asked has been closed"
+
+
 def test_in_turn_is_one_after_the_other():
     seen: list[int] = []
 

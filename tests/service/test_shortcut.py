@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -21,12 +22,13 @@ from models.repository import EncoderEntry, write
 from service import shortcut
 from service.app import Service, create_app
 from service.batcher import HERE_S, Batcher
-from service.codecs import DECODERS, ENCODERS
+from service.codecs import DECODERS, ENCODERS, cut_json, long_json
 from service.errors import QueueFull
 from service.http import Protocol
-from service.routes.tensors import LONG_TEXT, TEXT_AT_ONCE
+from service.lane import Lane
+from service.routes.tensors import LONG_TEXT
 from service.settings import Settings
-from service.shortcut import MOST_BODY, MOST_HEADS, MOST_SEEN, Shortcut
+from service.shortcut import MOST_BODY, MOST_HEADS, MOST_SEEN, Shortcut, without_length
 from service.slots import ThreadSlots
 from tests.encoders import draw_weights, make_spec, word_pieces
 
@@ -97,7 +99,7 @@ UNUSUAL = {
     "unknown": request("/v1/nothing", ROWS),
     "a long head": request(LESSON, ROWS, X_Long="x" * 4_000),
     "a long body": request(LESSON, ROWS + b" " * MOST_BODY),
-    "a long answer": request(LESSON, safetensors_file({"inputs": np.zeros((TEXT_AT_ONCE // 256, 5), np.float32)}),
+    "a long answer": request(LESSON, safetensors_file({"inputs": np.zeros((400, 5), np.float32)}),
                              Content_Type=SAFETENSORS, Accept="application/json"),
     "a long text": request("/v1/text/attention?model=tiny&layers=0", b'{"text": "the"}'.ljust(LONG_TEXT)),
     "a long text, v2": infer("tiny", V2_TEXT, size=LONG_TEXT),
@@ -319,6 +321,175 @@ def test_what_comes_behind_a_request_waits_for_its_answer(bench: Bench, monkeypa
     assert settled(bench)
 
 
+@pytest.mark.parametrize("name", ["Content-Length", "content-length"])
+def test_bodies_of_different_lengths_have_one_head(bench: Bench, name: str):
+    sent = [request(LESSON, ROWS.ljust(len(ROWS) + i)) for i in range(6)]
+    sent = [each.replace(b"Content-Length", name.encode()) for each in sent]
+    (expected,) = bench.replies(sent[0], protocol=Ordinary)
+
+    found = bench.replies(*sent)
+
+    assert [comparable(reply) for reply in found] == [comparable(expected)] * 6
+    assert bench.spy.taken == 4
+    assert settled(bench)
+
+
+@pytest.mark.parametrize(
+    ("head", "expected"),
+    [
+        (b"A: b\r\nContent-Length: 12\r\nC: d\r\n\r\n", (b"A: b\nC: d\r\n\r\n", 12)),
+        (b"A: b\r\ncontent-length: 0\r\n\r\n", (b"A: b\n\r\n", 0)),
+        *((head, (head, -1)) for head in [
+            b"A: b\r\nC: d\r\n\r\n",
+            b"",
+            b"A: b\r\nContent-Length: \r\n\r\n",
+            b"A: b\r\nContent-Length: -1\r\n\r\n",
+            b"A: b\r\nContent-Length: 1 2\r\n\r\n",
+            b"A: b\r\nContent-Length: 1234567890\r\n\r\n",
+            b"A: Content-Length: 7\r\n\r\n",
+            b"A: b\r\nInference-Header-Content-Length: 7\r\n\r\n",
+        ]),
+    ],
+)  # fmt: skip
+def test_the_length_is_taken_out_of_a_head(head: bytes, expected: tuple[bytes, int]):
+    assert without_length(head) == expected
+
+
+# ---- long text
+
+
+def in_the_lane(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Where it is noted what lanes are given from now on."""
+    works: list[Any] = []
+    start = Lane.start
+
+    def noted(lane: Lane, work: Any, done: Any) -> None:
+        works.append(work)
+        start(lane, work, done)
+
+    monkeypatch.setattr(Lane, "start", noted)
+    return works
+
+
+@pytest.fixture
+def long_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All text is long."""
+    monkeypatch.setattr(DECODERS[JSON], "plain_from", 1)
+    monkeypatch.setattr(ENCODERS[JSON], "long_answer", 1)
+    for module in (cut_json, long_json):
+        monkeypatch.setattr(module, "LONG", 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [("json", 2), ("json, compressed", 2), ("json to safetensors", 1), ("v2", 2), ("v2, one that is padded", 2)],
+)
+def test_long_text_is_read_and_written_in_the_lane(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, long_text: None, kind: str, count: int
+):
+    sent = KINDS[kind]
+    (expected,) = bench.replies(sent, protocol=Ordinary)
+    bench.replies(sent, sent)
+    works = in_the_lane(monkeypatch)
+
+    found = bench.replies(sent, sent)
+
+    assert bench.spy.taken == 2
+    assert len(works) == 2 * count
+    assert [comparable(reply) for reply in found] == [comparable(expected)] * 2
+    assert settled(bench)
+
+
+@pytest.mark.parametrize("followed", [False, True])
+@pytest.mark.parametrize("kind", ["no JSON", "a wrong width"])
+def test_what_is_wrong_in_long_text_is_said_by_the_ordinary_way_too(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, long_text: None, kind: str, followed: bool
+):
+    """What came behind it meanwhile is answered after it, and each is counted once."""
+    wrong = request(LESSON, WRONG[kind].partition(b"\r\n\r\n")[2], Content_Type=JSON)
+    expected = bench.replies(wrong, PLAIN, protocol=Ordinary)[: 1 + followed]
+    bench.replies(PLAIN, PLAIN)
+    monkeypatch.setattr(Counting, "asked", 0)
+    monkeypatch.setattr(Counting, "answered", 0)
+
+    async def run() -> list[Any]:
+        async with bench.listening(Counting) as (port, _), dialled(port) as (reader, writer):
+            writer.write(wrong)
+            if followed:
+                while not bench.spy.taken:
+                    await asyncio.sleep(0)
+                writer.write(PLAIN)
+            return [await reply_of(reader) for _ in expected]
+
+    found = bench.runner.run(asyncio.wait_for(run(), 30))
+
+    assert bench.spy.taken == 1, "until it was read"
+    assert [comparable(reply) for reply in found] == [comparable(reply) for reply in expected]
+    assert (Counting.asked, Counting.answered) == (1 + followed, 1 + followed)
+    assert settled(bench)
+
+
+@pytest.mark.parametrize("what", ["leaves", "stops", "stops, not plain"])
+def test_who_leaves_or_stops_while_long_text_is_read(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, long_text: None, what: str
+):
+    """Nothing is left of a client that has gone; a server that stops answers first."""
+    bench.replies(PLAIN, PLAIN)
+    go_on = threading.Event()
+    decode = DECODERS[JSON].decode_plain
+
+    def held(*args: Any) -> Any:
+        assert go_on.wait(20)
+        return None if what.endswith("plain") else decode(*args)
+
+    monkeypatch.setattr(DECODERS[JSON], "decode_plain", held)
+
+    async def run() -> Any:
+        async with bench.listening() as (port, state), dialled(port) as (reader, writer):
+            writer.write(PLAIN)
+            while not bench.spy.taken:
+                await asyncio.sleep(0.001)
+            (connection,) = state.connections
+            if what == "leaves":
+                writer.close()
+                while state.connections:
+                    await asyncio.sleep(0.001)
+                go_on.set()
+                await bench.app.runtime.intake.lane.run(lambda: None)
+                return None
+            connection.shutdown()
+            go_on.set()
+            return await reply_of(reader), await reader.read()
+
+    found = bench.runner.run(asyncio.wait_for(run(), 30))
+
+    if found is not None:
+        (line, headers, _), rest = found
+        assert (line, headers["connection"], rest) == ("HTTP/1.1 200 OK", "close", b"")
+    assert settled(bench)
+
+
+@pytest.mark.parametrize(
+    ("fault", "status"), [(NumericOverflow("too large"), 422), (RuntimeError("unforeseen"), 500)], ids=["known", "not"]
+)
+def test_what_goes_wrong_in_the_lane_is_answered_too(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, long_text: None, fault: Exception, status: int
+):
+    bench.replies(PLAIN, PLAIN)
+
+    def broken(*_: Any) -> Any:
+        raise fault
+
+    monkeypatch.setattr(ENCODERS[JSON], "pieces", broken)
+    (expected,) = bench.replies(PLAIN, protocol=Ordinary)
+    (found,) = bench.replies(PLAIN)
+
+    assert bench.spy.taken == 1
+    assert comparable(found) == comparable(expected)
+    assert f" {status} " in found[0]
+    assert settled(bench)
+
+
 # ---- what it leaves to the ordinary way
 
 
@@ -517,7 +688,7 @@ def test_what_was_understood_of_a_head_is_not_what_its_model_was(bench: Bench, m
 
     del catalog.models["lesson"]
     assert {reply[0] for reply in bench.replies(sent, texts)} == {"HTTP/1.1 404 Not Found"}
-    assert bench.spy.taken == 2
+    assert bench.spy.taken == 4, "the first, and the texts, whose head is the same but for the length"
     assert settled(bench)
 
 
@@ -532,34 +703,36 @@ def test_who_asks_for_long_answers_is_not_read_twice_each_time(bench: Bench, mon
     assert len(read) == 7, "only of the first that was tried it had to be found out"
 
 
-ONE_BINARY = [{"name": "outputs", "parameters": {"binary_data": True}}, {"name": "weights"}]
 WIDE = [("inputs", "FP32", [1, 100, 5], [0.5] * 500)]
 
 
-@pytest.mark.parametrize(
-    ("sent", "taken"),
-    [
-        (request(LESSON, safetensors_file({"inputs": np.zeros((100, 5), np.float32)}), Content_Type=SAFETENSORS), True),
-        (infer("lesson", *WIDE, parameters={"binary_data_output": True}), True),
-        (infer("lesson", *WIDE), False),
-        (infer("lesson", *WIDE, outputs=ONE_BINARY), False),
-    ],
-)  # fmt: skip
-def test_what_is_only_copied_may_be_longer_than_what_is_written_out(bench: Bench, sent: bytes, taken: bool):
+def test_a_longer_body_that_is_not_taken_does_not_keep_shorter_ones_away(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shortcut, "MOST_ANSWER", 1_000)
+    long = request(LESSON, safetensors_file({"inputs": np.zeros((100, 5), np.float32)}), Content_Type=SAFETENSORS)
+
+    assert {reply[0] for reply in bench.replies(KINDS["safetensors"], *[long] * 3, KINDS["safetensors"])} == {
+        "HTTP/1.1 200 OK"
+    }
+
+    assert bench.spy.taken == 1
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_binary_answer_may_be_compressed(bench: Bench, monkeypatch: pytest.MonkeyPatch, at_once: bool):
+    """In the lane if it is long."""
+    sent = infer("lesson", *WIDE, parameters={"binary_data_output": True})
+    sent = sent.replace(b"Host: x", b"Host: x\r\nAccept-Encoding: gzip")
     (expected,) = bench.replies(sent, protocol=Ordinary)
+    works = in_the_lane(monkeypatch)
+    if not at_once:
+        monkeypatch.setattr(shortcut, "SQUEEZED_HERE", 100)
 
     found = bench.replies(sent, sent, sent)
 
     assert [comparable(reply) for reply in found] == [comparable(expected)] * 3
-    assert bench.spy.taken == taken
-
-
-def test_an_answer_that_is_to_be_compressed_is_not_only_copied(bench: Bench):
-    sent = infer("lesson", *WIDE, parameters={"binary_data_output": True})
-    sent = sent.replace(b"Host: x", b"Host: x\r\nAccept-Encoding: gzip")
-
-    assert {headers["content-encoding"] for _, headers, _ in bench.replies(sent, sent, sent)} == {"gzip"}
-    assert bench.spy.taken == 0
+    assert {headers["content-encoding"] for _, headers, _ in found} == {"gzip"}
+    assert bench.spy.taken == 1
+    assert len(works) == (0 if at_once else 1)
 
 
 def test_a_draining_service_refuses_by_the_ordinary_way(bench: Bench, monkeypatch: pytest.MonkeyPatch):
@@ -636,15 +809,16 @@ def test_short_answers_of_a_batch_leave_when_all_have_been_written(
         done.append("written")
         return encode(output)
 
-    def reply(status: int, headers: Any, body: bytes) -> bool:
-        done.append("sent")
-        return True
+    class Asks:
+        def answer(self, status: int, headers: Any, pieces: Any) -> bool:
+            done.append("sent")
+            return True
 
     async def run() -> None:
         for _ in range(2):
-            known = bench.spy.find(head)
-            assert known is not None
-            assert bench.spy.take(known, body, ("127.0.0.1", 1), reply)
+            found = bench.spy.find(head)
+            assert found is not None
+            assert bench.spy.take(found[0], body, ("127.0.0.1", 1), Asks())
         while len(done) < 4:
             await asyncio.sleep(0)
 
